@@ -1,0 +1,1 @@
+"""pagedom: paged KV caches and packed sequences in offline `.om` models."""

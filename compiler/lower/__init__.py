@@ -1,0 +1,1 @@
+"""Lowering passes from ONNX with pagedom operators to a target: one pass a file."""

@@ -1,0 +1,1 @@
+"""The custom operators of ONNX domain `pagedom`: one file an operator."""

@@ -1,0 +1,1 @@
+"""What a model is: configuration, weights, tokenizer data and the torch decoder."""

@@ -1,0 +1,1 @@
+"""Lazy, memory-mapped readers of checkpoint files."""

@@ -1,0 +1,1 @@
+"""From an `.om` artefact to tokens; imports no torch and no onnx."""

@@ -1,0 +1,1 @@
+"""pyACL: the real module on an Ascend machine, its emulation elsewhere."""

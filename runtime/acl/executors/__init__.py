@@ -1,0 +1,1 @@
+"""What executes a GE-IR graph on the host device."""
