@@ -7,5 +7,6 @@ links=$(mktemp -d)
 trap 'rm -rf "$links"' EXIT
 ln -s "$root" "$links/pagedom"
 cd "$links"
-MYPYPATH="$links" exec_mypy() { "${PYTHON:-python}" -m mypy --config-file "$root/pyproject.toml" --cache-dir "$root/.mypy_cache" "$@"; }
-MYPYPATH="$links" exec_mypy -p pagedom.models -p pagedom.graph_ops -p pagedom.compiler -p pagedom.runtime
+MYPYPATH="$links" "${PYTHON:-python}" -m mypy --config-file "$root/pyproject.toml" \
+    --cache-dir "$root/.mypy_cache" \
+    -p pagedom.models -p pagedom.graph_ops -p pagedom.compiler -p pagedom.runtime "$@"
