@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 CONTROL_INDEX = -1
 DATA_TYPES = frozenset({"Data", "RefData", "AippData"})
 CONST_TYPES = frozenset({"Const", "Constant"})
@@ -27,7 +29,8 @@ class TensorDesc:
     shape: tuple[int, ...]
     name: str = ""
     format: str = "ND"
-    extra: bytes = field(default=b"", repr=False, compare=False)  # what we do not model
+    # Serialized fields of the file that this class lacks; None for one that we made ourselves.
+    extra: bytes | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_dynamic(self) -> bool:
@@ -73,6 +76,12 @@ class OpaqueAttr:
     """Attribute value of a kind without a Python form here (function, graph, expression, ...)."""
 
     data: bytes  # serialized AttrDef
+
+
+class InlineArray(np.ndarray):
+    """A constant whose bytes are in MODEL_DEF: an array that remembers the file's descriptor."""
+
+    desc: TensorDesc | None = None
 
 
 class EmptyList(list[Any]):
@@ -122,7 +131,8 @@ class Node:
     output_descs: list[TensorDesc] = field(default_factory=list)
     input_names: list[str] = field(default_factory=list)  # IR names, one an input, may be empty
     output_names: list[str] = field(default_factory=list)
-    extra: bytes = field(default=b"", repr=False, compare=False)  # what we do not model
+    # Serialized fields of the file that this class lacks; None for one that we made ourselves.
+    extra: bytes | None = field(default=None, repr=False, compare=False)
 
     def edges(self) -> list[Edge | None]:
         """Return the parsed inputs, data edges first as in the file, None where absent."""
@@ -136,7 +146,7 @@ class Graph:
     name: str
     nodes: list[Node] = field(default_factory=list)
     attrs: dict[str, Any] = field(default_factory=dict)
-    extra: bytes = field(default=b"", repr=False, compare=False)
+    extra: bytes | None = field(default=None, repr=False, compare=False)  # as in Node
 
     def node(self, name: str) -> Node:
         """Return the node of that name; raises KeyError naming the graph."""
