@@ -1,0 +1,136 @@
+"""What a target is: frozen records whose every limit carries its source.
+
+`docs/design/targets.md` lists what the short source names stand for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OPT = "platform_config of CANN 8.1.RC1"  # data/platform_config/<SoC>.ini of an installed toolkit
+FIA_DOC = "op doc V4, FusedInferAttentionScore"
+FIA_TILING = "tiling of CANN 9.1, FusedInferAttentionScore"
+IFA_DOC = "op doc V4, IncreFlashAttention"
+IFA_TILING = "tiling check, IncreFlashAttention"
+ATC_SHAPES = "ATC shape configuration guide"
+OWN_RULE = "pagedom, docs/design/targets.md"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A number with the place it comes from; value None means that no source gives one."""
+
+    value: int | None
+    source: str
+
+    def allows(self, given: int) -> bool:
+        """Return whether `given` is within the limit (always, when no limit is known)."""
+        return self.value is None or given <= self.value
+
+
+NO_LIMIT = Limit(None, "no limit in the sources read")
+
+
+@dataclass(frozen=True)
+class LocalBuffers:
+    """Bytes of one core's local buffers, and where the sizes were read."""
+
+    l1: int
+    l0a: int
+    l0b: int
+    l0c: int
+    ub: int
+    source: str
+
+
+@dataclass(frozen=True)
+class FusedAttention:
+    """The operator that attends over a paged cache, with the limits of its documentation."""
+
+    op: str
+    phases: tuple[str, ...]  # of "prefill", "decode": what the operator computes
+    dtypes: tuple[str, ...]
+    kv_dtypes: tuple[str, ...]
+    dtype_source: str
+    max_batch: Limit
+    max_heads: Limit
+    max_head_dim: Limit
+    head_dim_multiple: Limit
+    max_group: Limit  # query heads per KV head
+    max_kv_len: Limit
+    max_row: Limit  # K * D, one token of K in the BnBsH layout
+    windows: bool
+    window_source: str
+    cache_layout: str = "BnBsH"
+
+
+@dataclass(frozen=True)
+class CacheWrite:
+    """How new K and V reach the pages."""
+
+    op: str
+    min_cann: str
+    fallback: str
+    negative_slots: bool  # slot < 0 writes nothing; otherwise padding needs a page of its own
+    source: str
+
+
+@dataclass(frozen=True)
+class GearLimits:
+    """What `--dynamic_dims` and `set_input_dynamic_dims` accept."""
+
+    minimum: int
+    maximum: int
+    advised: int
+    total_dims: int  # ranks of all graph inputs, summed: the ACL dims structure has 128 places
+    source: str
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature, whether the family has it, and the oldest CANN known to carry it."""
+
+    name: str
+    supported: bool
+    min_cann: str  # "" = any, or does not apply
+    source: str
+
+
+@dataclass(frozen=True)
+class Family:
+    """Chips that share operators, limits and one lowering."""
+
+    name: str
+    op_config: str  # folder name of its kernels in opp/built-in
+    dtypes: tuple[str, ...]
+    dtype_source: str
+    attention: FusedAttention | None  # None: composed from base operators
+    prefill: str
+    cache_write: CacheWrite
+    gears: GearLimits
+    features: tuple[Feature, ...]
+    default_page_size: int
+    table_align: int  # block-table row width is a multiple of so many int32
+
+    def feature(self, name: str) -> Feature:
+        """Return the record of one feature; raises KeyError for a name not in the table."""
+        for row in self.features:
+            if row.name == name:
+                return row
+        raise KeyError(name)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One SoC that a model can be compiled for, or the embedded `host`."""
+
+    name: str
+    family: Family
+    memory_bytes: Limit  # device memory as configured; value None = the user has to say
+    ai_cores: Limit
+    buffers: LocalBuffers | None
+
+    @property
+    def is_host(self) -> bool:
+        """Whether this is the embedded target that runs on a CPU."""
+        return self.family.name == "host"
