@@ -1,0 +1,75 @@
+"""A GE-IR graph prepared for execution: constants as arrays, edges resolved once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...dtypes import dtype
+from ...om_file.ge_graph import CONST_TYPES, DATA_TYPES, Graph, Node, TensorDesc, WeightRef
+from ...om_file.om_reader import OmFile
+from ..error_table import GE_LOAD_MODEL
+from ..executor import Array, ExecutorError
+
+Source = tuple[str, int]  # node name, output index
+
+
+@dataclass(frozen=True)
+class GraphView:
+    """The root graph of an `.om` file, its inputs and outputs in order and its weights."""
+
+    graph: Graph
+    inputs: list[TensorDesc]
+    outputs: list[TensorDesc]
+    results: list[Source]
+    weights: memoryview
+
+    @property
+    def operators(self) -> list[Node]:
+        """Every node that computes something, in execution order."""
+        skip = DATA_TYPES | CONST_TYPES | {"NetOutput"}
+        return [node for node in self.graph.nodes if node.type not in skip]
+
+    @property
+    def constants(self) -> list[Node]:
+        """The Const nodes."""
+        return [node for node in self.graph.nodes if node.type in CONST_TYPES]
+
+    def constant(self, node: Node) -> Array:
+        """Return the value of a Const node; a view into the file where the bytes lie there."""
+        value = node.attrs["value"]
+        if isinstance(value, WeightRef):
+            raw = self.weights[value.offset : value.offset + value.nbytes]
+            return np.frombuffer(raw, dtype(value.desc.dtype).numpy).reshape(value.desc.shape)
+        return np.asarray(value)
+
+
+def view_graph(om: OmFile) -> GraphView:
+    """Prepare the first model of an `.om` file; raises ExecutorError listing a graph's problems."""
+    model = om.models[0]
+    graph = model.model_def.graphs[0]
+    problems = graph.validate()
+    if problems:
+        raise ExecutorError(
+            f"graph {graph.name!r} is not sound: " + "; ".join(problems), GE_LOAD_MODEL
+        )
+    net_output = graph.net_output
+    results = [(edge.producer, edge.index) for edge in net_output.edges() if edge is not None]
+    outputs = [graph.input_desc(f"{name}:{index}") for name, index in results]
+    inputs = [
+        TensorDesc(node.output_descs[0].dtype, node.output_descs[0].shape, node.name)
+        for node in graph.data_nodes
+    ]
+    return GraphView(graph, inputs, outputs, results, model.weights)
+
+
+def refuse_unknown_operators(view: GraphView, known: frozenset[str], executor: str) -> None:
+    """Raise ExecutorError naming every operator type of the graph that is not in `known`."""
+    unknown: dict[str, str] = {}
+    for node in view.operators:
+        if node.type not in known:
+            unknown.setdefault(node.type, node.name)
+    if unknown:
+        listed = ", ".join(f"{kind} (first: {name})" for kind, name in unknown.items())
+        raise ExecutorError(f"the {executor} executor has no operator {listed}", GE_LOAD_MODEL)
