@@ -26,7 +26,7 @@ __all__ = [
 
 RowIndex = npt.NDArray[np.integer] | Sequence[int]
 
-_CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32: temporaries stay in the cache
+_CHUNK_ELEMENTS = 1 << 18  # 1 MiB of float32: temporaries stay in the cache
 
 
 class LogitsError(ArithmeticError):

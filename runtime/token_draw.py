@@ -143,9 +143,9 @@ def _candidates(logits: Logits, wanted: int) -> tuple[Ints, Logits]:
     each of these maxima is a different token, hence at least `wanted` tokens reach it.
     """
     num_rows, vocab = logits.shape
-    columns = 8 * wanted
-    folds = vocab // columns
-    if folds < 2:
+    columns = min(8 * wanted, vocab // 2)
+    folds = vocab // max(1, columns)
+    if columns < 2 * wanted:
         return np.broadcast_to(np.arange(vocab), logits.shape), logits
     maxima = logits[:, : folds * columns].reshape(num_rows, folds, columns).max(axis=1)
     threshold = np.partition(maxima, columns - wanted, axis=1)[:, columns - wanted]
@@ -160,6 +160,22 @@ def _candidates(logits: Logits, wanted: int) -> tuple[Ints, Logits]:
     return ids, values
 
 
+def _descending_order(values: Logits) -> Ints:
+    """Return each row's order by (value descending, column ascending).
+
+    One 64-bit key holds the value's bits, made monotonic, above the column; sorting whole keys is
+    several times faster than a stable argsort and has no ties.
+    """
+    bits = (values + np.float32(0.0)).view(np.uint32)  # -0.0 ranks as 0.0
+    sign = np.uint32(1 << 31)
+    ascending = np.where(bits & sign, ~bits, bits | sign)
+    keys = (~ascending).astype(np.uint64) << np.uint64(32)
+    keys |= np.arange(values.shape[1], dtype=np.uint64)
+    keys.sort(axis=1)
+    order: Ints = (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    return order
+
+
 def _draw_sorted(
     ids: Ints, values: Logits, rules: Rules, totals: Floats
 ) -> tuple[Ints, npt.NDArray[np.bool_]]:
@@ -167,7 +183,7 @@ def _draw_sorted(
 
     totals: [r], weight of the whole row; nan under top-k, where the candidates are all that counts.
     """
-    order = np.argsort(-values, axis=1, kind="stable")
+    order = _descending_order(values)
     ranked = np.take_along_axis(values, order, axis=1).astype(np.float64)
     with np.errstate(over="ignore", under="ignore"):
         weights = np.exp((ranked - ranked[:, :1]) / rules.temperature[:, None])
