@@ -136,9 +136,9 @@ def legal_page_sizes(context: PageContext) -> tuple[int, ...]:
 def recommended_page_size(context: PageContext) -> int | None:
     """Return the page size to use when nothing else decides, None when no size is legal.
 
-    That is the family's default where it is legal (128 on the chips: the only size at which the
-    flash-decode kernel of FusedInferAttentionScore runs, tiling l.1455-1472; 32 on the host: one
-    OpenVINO block), otherwise the legal size nearest to it.
+    That is the family's default where it is legal (128 on the chips: the op doc's upper bound for
+    TND, and what cann-recipes-infer and vllm-ascend run; 32 on the host: one OpenVINO block),
+    otherwise the legal size nearest to it.
     """
     default = context.target.family.default_page_size
     legal = legal_page_sizes(context)

@@ -101,7 +101,7 @@ TARGETS = MappingProxyType(
 
 # 950 names carry a four-figure NPU name that differs per card (`npu-smi info -t board`).
 _NAME_950 = re.compile(r"ascend950(pr|dt)_([0-9a-z]{4})", re.IGNORECASE)
-PATTERN_950 = "Ascend950PR_xxxx or Ascend950DT_xxxx"
+PATTERN_950 = ("Ascend950PR_xxxx", "Ascend950DT_xxxx")
 
 
 def match_950(name: str) -> Target | None:
@@ -119,4 +119,4 @@ _UNKNOWN_950 = Limit(None, f"no 950 record in {OPT}: {_CONFIRM}")
 
 def target_names() -> tuple[str, ...]:
     """Return every name that `--target` accepts, the 950 pattern included."""
-    return (*TARGETS, PATTERN_950)
+    return (*TARGETS, *PATTERN_950)
