@@ -86,23 +86,28 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "hidden_act_param": (),
 }
 
+# fmt: off
 _HARMLESS = frozenset(
-    """
-    _name_or_path _commit_hash _attn_implementation _attn_implementation_autoset
-    transformers_version tokenizer_class prefix name_or_path problem_type finetuning_task
-    task_specific_params id2label label2id torchscript return_dict use_cache use_bfloat16
-    tf_legacy_loss output_attentions output_hidden_states output_scores is_decoder
-    return_dict_in_generate gradient_checkpointing chunk_size_feed_forward
-    cross_attention_hidden_size initializer_range initializer_factor attention_dropout
-    attn_pdrop embd_pdrop resid_pdrop resid_dropout hidden_dropout embedding_dropout dropout
-    classifier_dropout pad_token_id unk_token_id sep_token_id decoder_start_token_id
-    forced_bos_token_id forced_eos_token_id do_sample temperature top_k top_p typical_p num_beams
-    num_beam_groups num_return_sequences diversity_penalty repetition_penalty length_penalty
-    encoder_no_repeat_ngram_size no_repeat_ngram_size bad_words_ids suppress_tokens
-    begin_suppress_tokens remove_invalid_values exponential_decay_length_penalty early_stopping
-    min_length max_length is_llama_config transformers.js_config
-    """.split()
+    [
+        "_name_or_path", "_commit_hash", "_attn_implementation", "_attn_implementation_autoset",
+        "transformers_version", "tokenizer_class", "prefix", "name_or_path", "problem_type",
+        "finetuning_task", "task_specific_params", "id2label", "label2id", "torchscript",
+        "return_dict", "use_cache", "use_bfloat16", "tf_legacy_loss", "output_attentions",
+        "output_hidden_states", "output_scores", "is_decoder", "return_dict_in_generate",
+        "gradient_checkpointing", "chunk_size_feed_forward", "cross_attention_hidden_size",
+        "initializer_range", "initializer_factor", "attention_dropout", "attn_pdrop",
+        "embd_pdrop", "resid_pdrop", "resid_dropout", "hidden_dropout", "embedding_dropout",
+        "dropout", "classifier_dropout", "pad_token_id", "unk_token_id", "sep_token_id",
+        "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "do_sample",
+        "temperature", "top_k", "top_p", "typical_p", "num_beams", "num_beam_groups",
+        "num_return_sequences", "diversity_penalty", "repetition_penalty", "length_penalty",
+        "encoder_no_repeat_ngram_size", "no_repeat_ngram_size", "bad_words_ids",
+        "suppress_tokens", "begin_suppress_tokens", "remove_invalid_values",
+        "exponential_decay_length_penalty", "early_stopping", "min_length", "max_length",
+        "is_llama_config", "transformers.js_config",
+    ]
 )
+# fmt: on
 
 _DTYPE_KEYS = ("dtype", "torch_dtype")  # the new spelling first
 

@@ -165,16 +165,17 @@ def inverse_frequencies(rope: RopeConfig, max_seq_len: int) -> np.ndarray:
     exponents = np.arange(0, rope.dim, 2, dtype=np.float64) / rope.dim
     if rope.kind == "dynamic" and max_seq_len > rope.original_max_positions:
         stretch = rope.factor * max_seq_len / rope.original_max_positions - (rope.factor - 1)
-        return (rope.theta * stretch ** (rope.dim / (rope.dim - 2))) ** -exponents
-    base = rope.theta**-exponents
+        theta = rope.theta * stretch ** (rope.dim / (rope.dim - 2))
+        return np.asarray(np.power(theta, -exponents))
+    base: np.ndarray = np.power(rope.theta, -exponents)
     if rope.kind == "linear":
-        return base / rope.factor
+        return np.asarray(base / rope.factor)
     if rope.kind == "llama3":
         return _llama3(rope, base)
     if rope.kind == "yarn":
         return _yarn(rope, base)
     if rope.kind == "factors":
-        return base / np.asarray(rope.frequency_factors, np.float64)
+        return np.asarray(base / np.asarray(rope.frequency_factors, np.float64))
     return base
 
 
@@ -184,7 +185,7 @@ def _llama3(rope: RopeConfig, base: np.ndarray) -> np.ndarray:
     turns = rope.original_max_positions * base / (2 * math.pi)
     span = rope.high_freq_factor - rope.low_freq_factor
     keep = np.clip((turns - rope.low_freq_factor) / span, 0.0, 1.0)
-    return base * keep + base / rope.factor * (1.0 - keep)
+    return np.asarray(base * keep + base / rope.factor * (1.0 - keep))
 
 
 def _yarn(rope: RopeConfig, base: np.ndarray) -> np.ndarray:
@@ -196,7 +197,7 @@ def _yarn(rope: RopeConfig, base: np.ndarray) -> np.ndarray:
     if low == high:
         high += 0.001  # the rule's own guard against a division by zero
     ramp = np.clip((np.arange(rope.dim // 2) - low) / (high - low), 0.0, 1.0)
-    return base / rope.factor * ramp + base * (1.0 - ramp)
+    return np.asarray(base / rope.factor * ramp + base * (1.0 - ramp))
 
 
 def _yarn_dimension(rope: RopeConfig, turns: float) -> float:
