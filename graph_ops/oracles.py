@@ -55,7 +55,7 @@ def paged_attention(
     """Attend packed queries [T,H,D] to the pages of their own sequence; returns [T,H,D].
 
     Row i of sequence b stands at position p = kv_lens[b] - q_len + i and sees positions
-    max(0, p - window + 1) .. p (window < 0: from 0). A row that sees nothing (p < 0: only a
+    max(0, p - window + 1) .. p (window < 1: from 0). A row that sees nothing (p < 0: only a
     padding sequence can have one) gives zeros. Only positions that some row sees are read.
     Caches [P,S,K,D], block_table [B,M], cu_seqlens [B+1] (query offsets, from 0 to T), kv_lens [B].
     Raises ValueError if a sequence is longer than its row of the block table.
@@ -66,14 +66,14 @@ def paged_attention(
         if start == stop:
             continue
         first_position = kv_len - (stop - start)
-        lowest = 0 if window < 0 else max(0, first_position - window + 1)
+        lowest = max(0, first_position - window + 1) if window > 0 else 0
         keys, values = _visible_rows(
             key_cache, value_cache, np.asarray(block_table[b]), lowest, kv_len
         )
         rows = np.arange(first_position, kv_len)[:, None]
         columns = np.arange(lowest, kv_len)[None, :]
         seen = columns <= rows
-        if window >= 0:
+        if window > 0:
             seen &= columns > rows - window
         out[start:stop] = _attend(query[start:stop], keys, values, seen, scale, softcap)
     return out
