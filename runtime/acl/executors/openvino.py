@@ -32,7 +32,7 @@ class OpenVinoExecutor:
         self._request = compiled.create_infer_request()
         self._ports = {port.get_any_name(): port for port in compiled.inputs}
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}  # cache -> (address, shape)
-        self._tensors: dict[str, ov.Tensor] = {}
+        self._tensors: dict[str, tuple[ov.Tensor, Array]] = {}  # what the request points at
         self._columns = np.zeros(0, np.int64)
 
     def _compile(self, options: ExecutorOptions) -> ov.CompiledModel:
@@ -76,7 +76,10 @@ class OpenVinoExecutor:
         return self._collect(outputs, shapes)
 
     def _set(self, name: str, array: Array) -> None:
-        self._request.set_tensor(self._ports[name], ov.Tensor(array, shared_memory=True))
+        # The request knows the address alone: the array has to live until the run is over.
+        tensor = ov.Tensor(array, shared_memory=True)
+        self._tensors[name] = tensor, array
+        self._request.set_tensor(self._ports[name], tensor)
 
     def _bind_cache(self, name: str, cache: Array) -> None:
         """Wrap a page pool [P,S,K,D] as [P*S/32,K,32,D]; again only if its address changes."""
@@ -89,7 +92,7 @@ class OpenVinoExecutor:
         raw = flat.view(np.uint16) if cache.dtype.name == "bfloat16" else flat
         tensor = ov.Tensor(raw, shape, ELEMENT[cache.dtype.name])
         self._request.set_tensor(self._ports[name], tensor)
-        self._tensors[name] = tensor
+        self._tensors[name] = tensor, cache
         self._bound[name] = key
 
     def _set_tables(self, tables: Tables, inputs: Sequence[Array]) -> None:

@@ -13,6 +13,7 @@ blocks. The order of tokens and heads inside a page is the kernel's own: [K,32,D
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,11 +184,13 @@ class Translator:
         array = np.ascontiguousarray(array)
         self.keep.append(array)
         element = ELEMENT[array.dtype.name]
-        if array.dtype.name == "bfloat16":
-            tensor = ov.Tensor(array.view(np.uint16), ov.Shape(array.shape), element)
-            node = Constant(tensor, shared_memory=True)
-        else:
-            node = Constant(array, shared_memory=True)
+        # OpenVINO shares writeable memory only; it never writes to a constant, and the file's
+        # map is read-only, so the same bytes are shown to it through their address.
+        size = max(array.nbytes, 1)
+        raw = np.frombuffer((ctypes.c_uint8 * size).from_address(array.ctypes.data), np.uint8)
+        shown = raw[: array.nbytes].view(np.dtype(f"u{array.itemsize}"))
+        tensor = ov.Tensor(shown, ov.Shape(array.shape), element)
+        node = Constant(tensor, shared_memory=True)
         if array.dtype.name in FLOATS and element != ov.Type.f32:
             return ops.convert(node, "f32").output(0)
         return node.output(0)
