@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from .. import dtypes
 from .errors import OmFormatError
-from .ge_graph import Node, TensorDesc, parse_edge
+from .ge_graph import Node, TensorDesc, WeightRef, parse_edge
 from .header import HEADER_BYTES, OmHeader
 from .inout_info import InoutInfo, TensorInfo, pack_inout_info
 from .model_def import ModelDef
@@ -68,7 +68,7 @@ def write_om(
         OmFormatError: the graph is unsound (all problems are listed) or breaks a size limit.
         OSError: the disk; nothing is left behind.
     """
-    problems = model_def.graph.validate()
+    problems = [*model_def.graph.validate(), *_weight_problems(model_def, weights)]
     if problems:
         listed = "\n  ".join(problems)
         raise OmFormatError(f"graph {model_def.graph.name!r} is unsound:\n  {listed}")
@@ -92,6 +92,26 @@ def write_om(
                 actual=f"{written} bytes",
             )
     return written
+
+
+def _weight_problems(model_def: ModelDef, weights: Sequence[WeightBlob]) -> Iterator[str]:
+    """Every constant must refer to a blob that is written, of the size its shape asks for."""
+    sizes = {blob.offset: blob.nbytes for blob in weights if blob.nbytes}
+    for node in (node for graph in model_def.graphs for node in graph.nodes):
+        ref = node.attrs.get("value")
+        if not isinstance(ref, WeightRef) or not ref.nbytes:
+            continue
+        if sizes.get(ref.offset) != ref.nbytes:
+            yield (
+                f"constant {node.name!r} refers to {ref.nbytes} bytes at {ref.offset} of "
+                f"WEIGHTS_DATA, where {sizes.get(ref.offset, 'no')} bytes are written"
+            )
+        expected = tensor_nbytes(ref.desc)
+        if expected and expected != ref.nbytes:
+            yield (
+                f"constant {node.name!r} is {ref.desc.dtype} {list(ref.desc.shape)}, "
+                f"{expected} bytes, but refers to {ref.nbytes}"
+            )
 
 
 class _FilePlan:

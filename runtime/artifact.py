@@ -1,0 +1,261 @@
+"""The artefact: a folder with the model, its manifest, tokenizer files and chat template.
+
+    my-model/
+      pagedom.json      manifest: facts, bindings, size and SHA-256 of every other file
+      model.om
+      tokenizer.json ...
+
+It can be moved and copied. Opening checks schema, target, presence and sizes, in milliseconds;
+verify() reads and hashes everything. It is written beside its place and swapped in when complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .manifest import (
+    MANIFEST_FILE,
+    FileRecord,
+    Manifest,
+    ManifestError,
+    check_relative,
+    write_manifest,
+)
+
+MODEL_FILE = "model.om"
+_CHUNK_BYTES = 4 << 20
+
+Progress = Callable[[str, int, int], None]  # file, bytes hashed so far of all, bytes of all
+
+
+class ArtifactError(ValueError):
+    """A folder that is no sound artefact; says what is wrong and what to do."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An opened artefact: its folder and its facts."""
+
+    folder: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, folder: str | Path, *, target: str | None = None) -> Artifact:
+        """Open an artefact with the cheap checks only: no file is read but the manifest.
+
+        Args:
+            folder: the artefact's folder.
+            target: what the caller can run ("host", "910B", ...); None accepts any.
+
+        Raises:
+            ArtifactError: no artefact, other schema version, wrong keys, a file that is missing
+                or has another size, or another target; every problem is listed.
+        """
+        folder = Path(folder)
+        manifest = _read_manifest(folder)
+        problems = [
+            problem
+            for name, record in manifest.files.items()
+            if (problem := _size_problem(folder, name, record))
+        ]
+        if MODEL_FILE not in manifest.files:
+            problems.append(f"the manifest lists no {MODEL_FILE}")
+        if target is not None and manifest.target != target:
+            problems.append(
+                f"it was compiled for target {manifest.target!r}, this device is {target!r}: "
+                f"compile the model again with --target {target}"
+            )
+        if problems:
+            raise ArtifactError(_listed(f"{folder} cannot be used", problems))
+        return cls(folder, manifest)
+
+    @property
+    def model_path(self) -> Path:
+        """The model file."""
+        return self.folder / MODEL_FILE
+
+    def path(self, name: str) -> Path:
+        """Return the path of a file of the manifest; raises ArtifactError for another name."""
+        if name not in self.manifest.files:
+            known = ", ".join(self.manifest.files)
+            raise ArtifactError(f"{self.folder} has no file {name!r} in its manifest, only {known}")
+        return self.folder / name
+
+    def verify(self, progress: Progress | None = None) -> int:
+        """Hash every file; return the bytes read.
+
+        Args:
+            progress: called with (file, bytes so far, bytes of all files) after each chunk.
+
+        Raises:
+            ArtifactError: lists every file whose size or SHA-256 differs.
+        """
+        files = self.manifest.files
+        total = sum(record.bytes for record in files.values())
+        done = 0
+        problems = []
+        for name, record in files.items():
+            problem = _size_problem(self.folder, name, record)
+            if problem:
+                problems.append(problem)
+                continue
+            digest = hashlib.sha256()
+            for chunk in _chunks(self.folder / name):
+                digest.update(chunk)
+                done += len(chunk)
+                if progress is not None:
+                    progress(name, done, total)
+            if digest.hexdigest() != record.sha256:
+                problems.append(
+                    f"{name}: SHA-256 is {digest.hexdigest()}, the manifest says {record.sha256}"
+                )
+        if problems:
+            problems.append("copy the artefact again, or compile the model again")
+            raise ArtifactError(_listed(f"{self.folder} is damaged", problems))
+        return done
+
+
+@contextmanager
+def building_artifact(output: str | Path) -> Iterator[ArtifactBuilder]:
+    """Build an artefact in `<output>.tmp-…` and swap it into place at the end of the block.
+
+        with building_artifact("my-model") as build:
+            write_om(build.folder / "model.om", ...)
+            build.manifest = Manifest(...)     # without `files`: they are hashed here
+
+    An existing artefact is replaced only when the new one is complete; on any error, or without
+    a manifest, nothing changes and nothing is left behind.
+
+    Raises:
+        ArtifactError: `output` is something that pagedom did not write; raised before the block.
+    """
+    output = Path(output).absolute()
+    if output.is_symlink():
+        output = output.resolve()
+    _check_replaceable(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    folder = output.with_name(f"{output.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+    folder.mkdir()
+    try:
+        builder = ArtifactBuilder(folder)
+        yield builder
+        if builder.manifest is None:
+            raise ArtifactError(f"{output} was not written: the builder got no manifest")
+        write_manifest(folder, replace(builder.manifest, files=_hash_files(folder)))
+        _check_replaceable(output)  # it may have changed during a long compilation
+        _swap(folder, output)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@dataclass
+class ArtifactBuilder:
+    """What building_artifact() hands out: put files into `folder`, then set `manifest`."""
+
+    folder: Path
+    manifest: Manifest | None = None
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST_FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise ArtifactError(_no_artifact_text(folder)) from None
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"{path} is not UTF-8 text: {error}") from None
+    try:
+        return Manifest.from_json(text)
+    except ManifestError as error:
+        raise ArtifactError(f"{path}: {error}") from None
+
+
+def _no_artifact_text(folder: Path) -> str:
+    if not folder.exists():
+        return f"{folder} does not exist"
+    if folder.is_file():
+        return f"{folder} is a file; an artefact is the folder that holds {MANIFEST_FILE}"
+    return f"{folder} is not a pagedom artefact: it has no {MANIFEST_FILE} (see `compile-model`)"
+
+
+def _size_problem(folder: Path, name: str, record: FileRecord) -> str:
+    try:
+        check_relative(name)
+        actual = (folder / name).stat().st_size
+    except OSError:
+        return f"{name} is missing (the manifest says {record.bytes} bytes)"
+    if actual != record.bytes:
+        return f"{name} has {actual} bytes, the manifest says {record.bytes}"
+    return ""
+
+
+def _listed(head: str, problems: list[str]) -> str:
+    if len(problems) == 1:
+        return f"{head}: {problems[0]}"
+    return "\n  ".join([f"{head}:", *problems])
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk
+
+
+def _hash_files(folder: Path) -> dict[str, FileRecord]:
+    records = {}
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file() or path == folder / MANIFEST_FILE:
+            continue
+        digest = hashlib.sha256()
+        for chunk in _chunks(path):
+            digest.update(chunk)
+        name = path.relative_to(folder).as_posix()
+        records[name] = FileRecord(path.stat().st_size, digest.hexdigest())
+    return records
+
+
+def _check_replaceable(output: Path) -> None:
+    """Refuse to replace anything but an artefact with nothing else in its folder."""
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    hint = "choose another output, or remove it yourself"
+    if not output.is_dir():
+        raise ArtifactError(f"{output} is a file, not a pagedom artefact: {hint}")
+    try:
+        data = json.loads((output / MANIFEST_FILE).read_text(encoding="utf-8"))
+        listed = {MANIFEST_FILE, *data["files"]} if "schema" in data else set()
+    except (OSError, ValueError, KeyError, TypeError):
+        listed = set()
+    if not listed:
+        raise ArtifactError(f"{output} is not a pagedom artefact: {hint}")
+    found = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
+    foreign = sorted(found - listed)
+    if foreign:
+        raise ArtifactError(
+            f"{output} holds files that pagedom did not write ({', '.join(foreign[:5])}): {hint}"
+        )
+
+
+def _swap(folder: Path, output: Path) -> None:
+    """Put `folder` at `output`; an old artefact goes aside first and comes back on failure."""
+    if not output.exists():
+        folder.rename(output)
+        return
+    aside = output.with_name(f"{output.name}.old-{secrets.token_hex(4)}")
+    output.rename(aside)
+    try:
+        folder.rename(output)
+    except BaseException:
+        with suppress(OSError):
+            aside.rename(output)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
