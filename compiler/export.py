@@ -41,7 +41,7 @@ import onnx_ir as ir
 import onnxscript
 import torch
 
-from ..graph_ops.bodies import OPSET, TORCH_TYPES, ir_type
+from ..graph_ops.bodies import OPSET, TORCH_TYPES
 from ..graph_ops.registry import OPERATORS
 from ..graph_ops.schema import DOMAIN, FLOATS, ONNX_OPSET, VERSION, OpSchema
 from ..models.config import ModelConfig
@@ -249,8 +249,10 @@ def _finish(model: ir.Model, config: ModelConfig, options: ExportOptions) -> Non
     model.opset_imports.clear()
     model.opset_imports.update({"": ONNX_OPSET, DOMAIN: VERSION})
     graph.name = config.name or config.family
-    for owner in (*graph.inputs, *graph.outputs, graph, model):
-        owner.metadata_props.clear()
+    for value in (*graph.inputs, *graph.outputs):
+        value.metadata_props.clear()
+    graph.metadata_props.clear()
+    model.metadata_props.clear()
     model.metadata_props.update(
         {
             "pagedom.dtype": options.dtype,

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import onnxscript
 import torch
 
-from .schema import DOMAIN, ONNX_OPSET, VERSION
+from .schema import DOMAIN, ONNX_OPSET, VERSION, OpSchema
 
 OPSET = onnxscript.values.Opset(DOMAIN, VERSION)
 BASE: Any = onnxscript.values.Opset("", ONNX_OPSET)
@@ -43,14 +43,15 @@ def ir_type(dtype: str) -> ir.DataType:
         ) from None
 
 
-def build_function(make: Callable[[int], Any], dtype: str) -> ir.Function:
-    """Return the body that `make(ONNX type number)` writes with onnxscript, for one dtype.
+def build_function(schema: OpSchema, make: Callable[[int], Any], dtype: str) -> ir.Function:
+    """Return the body of an operator for one dtype; `make(ONNX type number)` is its onnxscript.
 
     In a float32 body the casts change nothing; they are left out.
     """
     target = ir_type(dtype)
     script = make(int(target))
     function = ir.serde.deserialize_function(script.to_function_proto())
+    function.name = schema.name
     if target == ir.DataType.FLOAT:
         _drop_casts_to_float32(function)
     return function

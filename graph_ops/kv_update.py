@@ -38,7 +38,7 @@ def _make(to: int) -> Any:
     op = BASE
 
     @onnxscript.script(OPSET, default_opset=BASE)
-    def KVUpdate(key, key_cache, slot_mapping, value, value_cache):
+    def body(key, key_cache, slot_mapping, value, value_cache):  # type: ignore[no-untyped-def]
         first = op.Constant(value_ints=[0])
         shape = op.Shape(key_cache)
         flat = op.Concat(
@@ -61,7 +61,7 @@ def _make(to: int) -> Any:
         value_cache_out = op.Reshape(op.ScatterND(value_rows, target, new_value), shape)
         return key_cache_out, value_cache_out
 
-    return KVUpdate
+    return body
 
 
 def function(dtype: str) -> ir.Function:
@@ -69,7 +69,7 @@ def function(dtype: str) -> ir.Function:
 
     Slot 0 lies in the null page, which nobody owns.
     """
-    return build_function(_make, dtype)
+    return build_function(SCHEMA, _make, dtype)
 
 
 @torch.library.custom_op("pagedom::kv_update", mutates_args=())

@@ -111,7 +111,8 @@ def _attend(
     weights = np.exp(scores - highest)
     total = weights.sum(axis=-1, keepdims=True)
     weights /= np.where(total > 0, total, _F32(1))
-    return np.einsum("kgqn,nkd->qkgd", weights, values, optimize=True).reshape(query.shape)
+    mixed: Array = np.einsum("kgqn,nkd->qkgd", weights, values, optimize=True)
+    return mixed.reshape(query.shape)
 
 
 def rms_norm(x: Array, gamma: Array, epsilon: float) -> Array:
@@ -119,7 +120,8 @@ def rms_norm(x: Array, gamma: Array, epsilon: float) -> Array:
     x32 = x.astype(_F32)
     mean_square = np.mean(x32 * x32, axis=-1, keepdims=True)
     normal = x32 / np.sqrt(mean_square + _F32(epsilon))
-    return (normal * gamma.astype(_F32)).astype(x.dtype)
+    scaled: Array = normal * gamma.astype(_F32)
+    return scaled.astype(x.dtype)
 
 
 def rotary(x: Array, cos: Array, sin: Array) -> Array:
@@ -138,4 +140,5 @@ def swiglu(gate: Array, up: Array) -> Array:
     gate32 = gate.astype(_F32)
     # exp of a clipped argument: sigmoid(-88) is already 0 in float32, and nothing overflows.
     sigmoid = _F32(1) / (_F32(1) + np.exp(-np.clip(gate32, -88.0, 88.0)))
-    return (gate32 * sigmoid * up.astype(_F32)).astype(gate.dtype)
+    product: Array = gate32 * sigmoid * up.astype(_F32)
+    return product.astype(gate.dtype)

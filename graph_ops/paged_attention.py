@@ -49,7 +49,7 @@ def _make(to: int) -> Any:
     op = BASE
 
     @onnxscript.script(OPSET, default_opset=BASE)
-    def PagedAttention(
+    def body(  # type: ignore[no-untyped-def]
         query,
         key_cache,
         value_cache,
@@ -140,12 +140,12 @@ def _make(to: int) -> Any:
         out = op.Cast(op.Reshape(result, query_shape), to=to)
         return out
 
-    return PagedAttention
+    return body
 
 
 def function(dtype: str) -> ir.Function:
     """Return the ONNX function body for one float dtype."""
-    return build_function(_make, dtype)
+    return build_function(SCHEMA, _make, dtype)
 
 
 @torch.library.custom_op("pagedom::paged_attention", mutates_args=())

@@ -24,7 +24,7 @@ def _make(to: int) -> Any:
     op = BASE
 
     @onnxscript.script(OPSET, default_opset=BASE)
-    def RmsNorm(x, gamma, epsilon: float):
+    def body(x, gamma, epsilon: float):  # type: ignore[no-untyped-def]
         x32 = op.Cast(x, to=FLOAT32)
         square = op.Mul(x32, x32)
         last = op.Constant(value_ints=[-1])
@@ -36,12 +36,12 @@ def _make(to: int) -> Any:
         y = op.Cast(scaled, to=to)
         return y
 
-    return RmsNorm
+    return body
 
 
 def function(dtype: str) -> ir.Function:
     """Return the ONNX function body for one float dtype."""
-    return build_function(_make, dtype)
+    return build_function(SCHEMA, _make, dtype)
 
 
 @torch.library.custom_op("pagedom::rms_norm", mutates_args=())

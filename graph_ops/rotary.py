@@ -33,7 +33,7 @@ def _make(to: int) -> Any:
     op = BASE
 
     @onnxscript.script(OPSET, default_opset=BASE)
-    def Rotary(x, cos, sin):
+    def body(x, cos, sin):  # type: ignore[no-untyped-def]
         x32 = op.Cast(x, to=FLOAT32)
         # A view [T,N,2,D/2] needs no sizes of D, so it works for every head dim.
         halves = op.Reshape(x32, op.Constant(value_ints=[0, 0, 2, -1]))
@@ -47,12 +47,12 @@ def _make(to: int) -> Any:
         y = op.Cast(op.Add(straight, across), to=to)
         return y
 
-    return Rotary
+    return body
 
 
 def function(dtype: str) -> ir.Function:
     """Return the ONNX function body for one float dtype."""
-    return build_function(_make, dtype)
+    return build_function(SCHEMA, _make, dtype)
 
 
 @torch.library.custom_op("pagedom::rotary", mutates_args=())

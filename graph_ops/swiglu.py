@@ -23,19 +23,19 @@ def _make(to: int) -> Any:
     op = BASE
 
     @onnxscript.script(OPSET, default_opset=BASE)
-    def SwiGlu(gate, up):
+    def body(gate, up):  # type: ignore[no-untyped-def]
         gate32 = op.Cast(gate, to=FLOAT32)
         silu = op.Mul(gate32, op.Sigmoid(gate32))
         product = op.Mul(silu, op.Cast(up, to=FLOAT32))
         y = op.Cast(product, to=to)
         return y
 
-    return SwiGlu
+    return body
 
 
 def function(dtype: str) -> ir.Function:
     """Return the ONNX function body for one float dtype."""
-    return build_function(_make, dtype)
+    return build_function(SCHEMA, _make, dtype)
 
 
 @torch.library.custom_op("pagedom::swiglu", mutates_args=())

@@ -48,7 +48,8 @@ class RmsNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, epsilon=self.epsilon)
+        y: Tensor = rms_norm(x, self.weight, epsilon=self.epsilon)
+        return y
 
 
 class Linear(nn.Module):
@@ -82,7 +83,8 @@ class Rotary(nn.Module):
     """Rotation of heads; a module only so that its graph node gets a name."""
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        return rotary(x, step.cos, step.sin)
+        y: Tensor = rotary(x, step.cos, step.sin)
+        return y
 
 
 class Attention(nn.Module):
@@ -133,7 +135,8 @@ class Mlp(nn.Module):
         self.down_proj = Linear(inner, hidden, config.mlp_bias, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+        y: Tensor = self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+        return y
 
 
 class Layer(nn.Module):
