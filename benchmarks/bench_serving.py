@@ -1,0 +1,84 @@
+"""pagedom's Engine on a workload: throughput, time to first token, time between tokens, memory.
+
+    python benchmarks/bench_serving.py --model build/smollm2_bf16 --workload workload.json
+
+The loop is the one an application writes: submit everything, step until nothing is left. Tokens
+are stamped when `step()` returns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from measuring import EngineLabel, Run, Stream, bench, limit_threads, runner_parser
+from workload import BenchRequest, Workload, load_workload
+
+
+def make_engine(args: argparse.Namespace, workload: Workload) -> Any:
+    """Open the artefact for the workload's batch size."""
+    from pagedom import Engine
+
+    options: dict[str, Any] = {
+        "max_batch": workload.max_running,
+        "max_batch_tokens": args.batched_tokens,
+        "threads": args.threads,
+        "prefix_cache": False,  # every prompt is computed, as the peers do here
+    }
+    if args.pages is not None:
+        options["num_pages"] = args.pages
+    return Engine(args.model, **options)
+
+
+def make_run(engine: Any) -> Run:
+    """The engine function of `measuring`: greedy, fixed lengths, end-of-sequence ignored."""
+    from pagedom import SamplingParams
+
+    def run(requests: Sequence[BenchRequest], max_running: int) -> list[Stream]:
+        handles = [
+            engine.submit(list(r.prompt), SamplingParams(max_tokens=r.num_out, ignore_eos=True))
+            for r in requests
+        ]
+        streams: list[Stream] = [[] for _ in requests]
+        open_pairs = list(zip(handles, streams))
+        while open_pairs:
+            engine.step()
+            now = time.perf_counter()
+            still_open = []
+            for handle, stream in open_pairs:
+                # Read the flag first: a request that ends in between still gets its last tokens.
+                ended = handle.finished
+                stream.extend((now, token) for token in handle.poll_tokens())
+                if not ended:
+                    still_open.append((handle, stream))
+                handle.raise_if_failed()
+            open_pairs = still_open
+        return streams
+
+    return run
+
+
+def main() -> None:
+    """Measure pagedom on the chosen parts."""
+    parser = runner_parser("measure pagedom's engine on a workload")
+    parser.add_argument("--batched-tokens", type=int, default=256, help="most tokens of a step")
+    parser.add_argument("--pages", type=int, help="pages of the cache; by default the engine's")
+    args = parser.parse_args()
+    limit_threads(args.threads)
+    from importlib.metadata import version
+
+    workload = load_workload(args.workload)
+    start = time.perf_counter()
+    engine = make_engine(args, workload)
+    notes = f"batched_tokens={args.batched_tokens} load={time.perf_counter() - start:.1f}s"
+    label = EngineLabel("pagedom", version("pagedom"), args.dtype, args.threads, notes)
+    try:
+        bench(make_run(engine), workload, label, args)
+    finally:
+        engine.close()
+
+
+if __name__ == "__main__":
+    main()
