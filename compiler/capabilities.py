@@ -150,7 +150,7 @@ def _family_facts(family: Family) -> list[Fact]:
         *_attention_facts(family),
         *_cache_write_facts(family),
         ("gears", f"{gears.minimum}..{gears.maximum}, {gears.advised} advised", gears.source),
-        ("dims of all inputs, geared model", gears.total_dims, gears.source),
+        ("dims of all inputs, geared model", gears.total_dims, gears.dims_source),
         ("block-table row", f"multiple of {family.table_align} int32", "docs/design/targets.md"),
     ]
     for row in family.features:

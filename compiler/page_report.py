@@ -71,9 +71,9 @@ def _cells(row: PageRow) -> tuple[str, ...]:
 
 def _notes(advice: PageAdvice) -> str:
     text = (
-        "empty: tokens of a sequence's last page that stay unused, on average. page: K and V of all "
-        "layers. waste: share of the cache in last pages that holds no token. prefix lost: tokens of a "
-        "shared prefix that are computed again per hit, because only whole pages are shared."
+        "waste: share of the cache in last pages that holds no token; empty: the same in tokens a "
+        "sequence. page: K and V of all layers. prefix lost: tokens of a shared prefix that are "
+        "computed again per hit, because only whole pages are shared."
     )
     if advice.buffer_source:
         text += f" 2x in L0B: one head's page fits a core's buffer twice [{advice.buffer_source}]."

@@ -89,8 +89,9 @@ def _gears(maximum: int) -> GearLimits:
         minimum=2,
         maximum=maximum,
         advised=4,
+        source=ATC_SHAPES + ", --dynamic_dims",
         total_dims=128,
-        source=ATC_SHAPES + ", --dynamic_dims; 128 = ACL_MAX_DIM_CNT of aclmdlIODims",
+        dims_source="acl_mdl.h, aclmdlIODims of aclmdlSetInputDynamicDims",
     )
 
 

@@ -82,8 +82,9 @@ class GearLimits:
     minimum: int
     maximum: int
     advised: int
-    total_dims: int  # ranks of all graph inputs, summed: the ACL dims structure has 128 places
     source: str
+    total_dims: int  # ranks of all graph inputs, summed: places in the ACL dims structure
+    dims_source: str
 
 
 @dataclass(frozen=True)
