@@ -189,12 +189,16 @@ class Graph:
             raise KeyError(f"node {edge.producer!r} has {len(descs)} outputs, not {edge.index + 1}")
         return descs[edge.index]
 
-    def validate(self) -> list[str]:
-        """Return every problem of the graph as one sentence each; empty when it is sound."""
-        return list(_problems(self))
+    def validate(self, *, ordered: bool = True) -> list[str]:
+        """Return every problem of the graph as one sentence each; empty when it is sound.
+
+        Args:
+            ordered: nodes must be in execution order; GE's own files need not be.
+        """
+        return list(_problems(self, ordered))
 
 
-def _problems(graph: Graph) -> Iterator[str]:
+def _problems(graph: Graph, ordered: bool) -> Iterator[str]:
     places: dict[str, int] = {}
     for place, node in enumerate(graph.nodes):
         if not node.name or not node.type:
@@ -203,34 +207,33 @@ def _problems(graph: Graph) -> Iterator[str]:
             yield f"two nodes are named {node.name!r} (nodes {places[node.name]} and {place})"
         places.setdefault(node.name, place)
     for place, node in enumerate(graph.nodes):
-        yield from _edge_problems(graph, node, place, places)
+        for position, text in enumerate(node.inputs):
+            problem = _edge_problem(graph, text, place if ordered else len(graph.nodes), places)
+            if problem:
+                yield f"input {position} of {node.name!r} ({node.type}): {problem}"
     yield from _input_problems(graph)
     net_outputs = [node.name for node in graph.nodes if node.type == "NetOutput"]
     if len(net_outputs) != 1:
         yield f"graph {graph.name!r} has {len(net_outputs)} NetOutput nodes, needs exactly one"
 
 
-def _edge_problems(graph: Graph, node: Node, place: int, places: dict[str, int]) -> Iterator[str]:
-    for position, text in enumerate(node.inputs):
-        where = f"input {position} of {node.name!r} ({node.type})"
-        try:
-            edge = parse_edge(text)
-        except ValueError as error:
-            yield f"{where}: {error}"
-            continue
-        if edge is None:
-            continue
-        if edge.producer not in places:
-            yield f"{where}: no node is named {edge.producer!r}"
-            continue
-        producer = graph.nodes[places[edge.producer]]
-        if edge.index >= len(producer.output_descs):
-            yield (
-                f"{where}: output {edge.index} of {producer.name!r} ({producer.type}), "
-                f"which has {len(producer.output_descs)}"
-            )
-        if places[edge.producer] >= place:
-            yield f"{where}: {edge.producer!r} is listed after its consumer"
+def _edge_problem(graph: Graph, text: str, place: int, places: dict[str, int]) -> str:
+    """Return what is wrong with an edge into node number `place`, "" when nothing is."""
+    try:
+        edge = parse_edge(text)
+    except ValueError as error:
+        return str(error)
+    if edge is None:
+        return ""
+    if edge.producer not in places:
+        return f"no node is named {edge.producer!r}"
+    producer = graph.nodes[places[edge.producer]]
+    if edge.index >= len(producer.output_descs):
+        count = len(producer.output_descs)
+        return f"output {edge.index} of {producer.name!r} ({producer.type}), which has {count}"
+    if places[edge.producer] >= place:
+        return f"{edge.producer!r} is listed after its consumer"
+    return ""
 
 
 def _input_problems(graph: Graph) -> Iterator[str]:

@@ -157,7 +157,7 @@ def _check_magic(start: bytes, file_bytes: int) -> None:
             "this is an OM2 package (a ZIP archive, written by `atc --mode=7` of CANN 9), "
             "not a plain .om file",
             offset=0,
-            hint="List it with `unzip -l`, or convert the model again with `atc --mode=0`",
+            hint="Convert the model again with `atc --mode=0` to read it here",
         )
     if start[: len(MAGIC_BYTES)] != MAGIC_BYTES:
         raise OmFormatError(

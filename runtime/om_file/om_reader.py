@@ -11,6 +11,7 @@ asked for; weights are views of the map and are never copied.
 from __future__ import annotations
 
 import mmap
+import zipfile
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import OmFormatError
 from .ge_graph import WeightRef
-from .header import HEADER_BYTES, OmHeader, parse_header
+from .header import HEADER_BYTES, ZIP_MAGIC, OmHeader, parse_header
 from .inout_info import InoutInfo, parse_inout_info
 from .model_def import ModelDef, parse_model
 from .partitions import Partition, PartitionTable, PartitionType, parse_table
@@ -120,7 +121,9 @@ class OmFile:
             self.header = parse_header(self._view, self.file_bytes)
             self.models = [SubModel(self, i, table) for i, table in enumerate(self._tables())]
         except OmFormatError as error:
+            is_zip = self._view[: len(ZIP_MAGIC)] == ZIP_MAGIC
             self.close()
+            error.hint = f"{_zip_entries(path)}. {error.hint}" if is_zip else error.hint
             raise error.with_path(path) from None
 
     def _tables(self) -> list[PartitionTable]:
@@ -211,6 +214,17 @@ class OmFile:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _zip_entries(path: Path) -> str:
+    """Say what an OM2 package holds, as far as the archive can be listed."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (OSError, zipfile.BadZipFile) as error:
+        return f"Its entries cannot be listed ({error})"
+    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    return f"It holds {len(names)} entries: {shown}"
 
 
 def read_om(path: str | Path) -> OmFile:
