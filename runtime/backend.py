@@ -1,0 +1,60 @@
+"""What the engine asks of a device with a loaded model; tests put a closed-form model here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .kv_cache import KvCacheSpec
+from .packed_batch import BatchLayout, PackedBatch, SourceBinding
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Facts of a compiled model, from its manifest.
+
+    bindings: its inputs; None means every source with its default dtype. table_width is M;
+    max_batch the largest B it was compiled for, 0 = any.
+    """
+
+    vocab_size: int
+    max_seq_len: int
+    table_width: int
+    cache: KvCacheSpec
+    eos_ids: tuple[int, ...] = ()
+    bindings: Sequence[SourceBinding] | None = None
+    max_batch: int = 0
+
+
+class StepOutput(Protocol):
+    """What one execution computed; valid until the next launch."""
+
+    def argmax(self) -> npt.NDArray[np.int32] | None:
+        """Return the most probable token of each row of logits, if the model has it: int32 [R]."""
+
+    def logits(self) -> npt.NDArray[np.float32]:
+        """Return the rows of logits: float32 [R, V]."""
+
+
+class Backend(Protocol):
+    """A device and a model; all methods but `geometry` are called on the engine's own thread."""
+
+    @property
+    def geometry(self) -> ModelFacts:
+        """Facts of the model, known before `open`."""
+
+    def open(self, num_pages: int, layout: BatchLayout) -> PackedBatch:
+        """Load the model, allocate `num_pages` pages of cache, return the staging batch."""
+
+    def launch(self, batch: PackedBatch) -> None:
+        """Start one execution; returns before it ends."""
+
+    def wait(self) -> StepOutput:
+        """Wait for the execution in progress."""
+
+    def close(self) -> None:
+        """Free everything."""

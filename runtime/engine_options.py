@@ -1,0 +1,116 @@
+"""Settings of an engine, and how they become sizes."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from .backend import ModelFacts
+from .engine_core import CoreOptions
+from .page_pool import pages_for
+from .step_draft import SchedulerPolicy
+
+DEFAULT_MAX_BATCH = 16
+DEFAULT_MAX_BATCH_TOKENS = 256
+DEFAULT_AVERAGE_LENGTH = 512  # tokens of a sequence, when nothing says how big the cache shall be
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Settings of `Engine`.
+
+    executor: "openvino" or "oracle", what runs the graph where there is no NPU. device_id: NPU.
+    max_batch: most sequences at once; None takes what the artefact was compiled for, else 16.
+    max_batch_tokens: most tokens of a step, raised to max_batch where that is larger and None.
+    num_pages, kv_bytes: size of the cache, one of them, the null page included; None sizes it for
+    max_batch sequences of average_length tokens, times 1.5.
+    cache: "paged", or "contiguous" for the padded baseline. threads: of the executor, 0 = all.
+    checked: validate every batch, and keep a ledger of the device's resources. page_trace: a file
+    to record who holds which page.
+    """
+
+    executor: str = "openvino"
+    device_id: int = 0
+    max_batch: int | None = None
+    max_batch_tokens: int | None = None
+    num_pages: int | None = None
+    kv_bytes: int | None = None
+    average_length: int | None = None
+    cache: Literal["paged", "contiguous"] = "paged"
+    threads: int | None = None
+    checked: bool = False
+    reserve_pages: float = 1.0
+    page_trace: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.cache not in ("paged", "contiguous"):
+            raise ValueError(f"cache is {self.cache!r}: use 'paged' or 'contiguous'")
+        if self.num_pages is not None and self.kv_bytes is not None:
+            raise ValueError(
+                f"num_pages ({self.num_pages}) and kv_bytes ({self.kv_bytes}) both say how big the "
+                "KV cache is: give one of them"
+            )
+
+    @classmethod
+    def of(cls, **settings: Any) -> EngineOptions:
+        """Return options from keywords; raises TypeError naming an unknown one and a near match."""
+        names = [field.name for field in fields(cls)]
+        for name in settings:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"
+                raise TypeError(f"unknown engine setting {name!r}{hint}")
+        return cls(**settings)
+
+    def resolve(self, geometry: ModelFacts) -> CoreOptions:
+        """Return sizes for a model; raises ValueError when they cannot work."""
+        max_batch = self.max_batch or geometry.max_batch or DEFAULT_MAX_BATCH
+        if geometry.max_batch and max_batch > geometry.max_batch:
+            raise ValueError(
+                f"max_batch is {max_batch}, but the artefact was compiled for at most "
+                f"{geometry.max_batch} sequences: lower it or compile again with --max-batch"
+            )
+        policy = SchedulerPolicy(
+            max_batch=max_batch,
+            max_batch_tokens=self.max_batch_tokens or max(DEFAULT_MAX_BATCH_TOKENS, max_batch),
+            page_size=geometry.cache.page_size,
+            max_seq_len=geometry.max_seq_len,
+            reserve_pages=self.reserve_pages,
+        )
+        num_pages = self._num_pages(geometry, max_batch)
+        _warn_if_small(num_pages, policy)
+        contiguous = self.cache == "contiguous"
+        return CoreOptions(policy, num_pages, contiguous, checked=self.checked)
+
+    def _num_pages(self, geometry: ModelFacts, max_batch: int) -> int:
+        if self.num_pages is not None:
+            return self.num_pages
+        if self.kv_bytes is not None:
+            return geometry.cache.pages_in(self.kv_bytes)
+        whole = pages_for(geometry.max_seq_len, geometry.cache.page_size)
+        if self.cache == "contiguous":
+            return 1 + max_batch * whole
+        average = min(self.average_length or DEFAULT_AVERAGE_LENGTH, geometry.max_seq_len)
+        # One sequence of full length always fits; more than all of full length is never used.
+        return min(
+            max(geometry.cache.pages_for_batch(max_batch, average), whole + 1),
+            max_batch * whole + 1,
+        )
+
+
+def _warn_if_small(num_pages: int, policy: SchedulerPolicy) -> None:
+    holds = (num_pages - 1) * policy.page_size
+    if holds < policy.max_seq_len:
+        _log.warning(
+            "the model takes sequences of %d tokens, but the page pool holds %d (%d pages of %d): "
+            "longer prompts are refused and longer answers end with finish_reason 'length'",
+            policy.max_seq_len,
+            holds,
+            num_pages - 1,
+            policy.page_size,
+        )

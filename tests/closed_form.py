@@ -1,0 +1,123 @@
+"""A model whose next token is a closed formula of every token it may attend to, and of its place.
+
+It reads nothing but the packed batch and its own paged memory, as a device does. So a wrong page,
+slot, length, position, row or neighbour gives a wrong token, in microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from pagedom.runtime.backend import ModelFacts
+from pagedom.runtime.kv_cache import KvCacheSpec
+from pagedom.runtime.packed_batch import BatchLayout, PackedBatch
+
+VOCAB = 97
+UNWRITTEN = -1
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """Return what the model says after `tokens`: the order and the place of each one count."""
+    total = sum((t + 1) * ((i + 1) ** 2 % 1009 + 7 * i) for i, t in enumerate(tokens))
+    return (total + 13 * len(tokens)) % VOCAB
+
+
+def continuation(prompt: Sequence[int], count: int, eos: Sequence[int] = ()) -> list[int]:
+    """Return the answer of a sequence that runs alone, up to and with an end token."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+        if tokens[-1] in eos:
+            break
+    return tokens[len(prompt) :]
+
+
+class ClosedFormOutput:
+    """One-hot logits of the closed formula."""
+
+    def __init__(self, tokens: np.ndarray, device_argmax: bool) -> None:
+        self._tokens, self._device_argmax = tokens, device_argmax
+
+    def argmax(self) -> np.ndarray | None:
+        return self._tokens if self._device_argmax else None
+
+    def logits(self) -> np.ndarray:
+        return np.eye(VOCAB, dtype=np.float32)[self._tokens] * 8
+
+
+class ClosedFormBackend:
+    """A backend over host memory that counts, checks and can be told to fail.
+
+    fail_at: launches (counted from 0) that raise. gate: called in every wait.
+    """
+
+    def __init__(
+        self,
+        page_size: int = 4,
+        max_seq_len: int = 64,
+        eos_ids: tuple[int, ...] = (),
+        device_argmax: bool = True,
+    ) -> None:
+        self.facts = ModelFacts(
+            vocab_size=VOCAB,
+            max_seq_len=max_seq_len,
+            table_width=-(-max_seq_len // page_size),
+            cache=KvCacheSpec(1, 1, 128, "int8", page_size),
+            eos_ids=eos_ids,
+        )
+        self.device_argmax = device_argmax
+        self.page_size = page_size
+        self.launches: list[tuple[int, int]] = []  # (T, B)
+        self.tables: list[np.ndarray] = []
+        self.keep_tables = False
+        self.fail_at: set[int] = set()
+        self.gate = lambda: None
+        self.closed = 0
+        self._batch: PackedBatch | None = None
+
+    @property
+    def geometry(self) -> ModelFacts:
+        return self.facts
+
+    def open(self, num_pages: int, layout: BatchLayout) -> PackedBatch:
+        self.tokens = np.full(num_pages * self.page_size, UNWRITTEN, np.int64)
+        self.places = np.full(num_pages * self.page_size, UNWRITTEN, np.int64)
+        return PackedBatch(layout)
+
+    def launch(self, batch: PackedBatch) -> None:
+        if len(self.launches) in self.fail_at:
+            self.launches.append((0, 0))
+            raise OSError("injected: the device failed")
+        self.launches.append((batch.num_tokens, batch.num_seqs))
+        self._batch = batch
+
+    def wait(self) -> ClosedFormOutput:
+        self.gate()
+        assert self._batch is not None
+        b = {name: self._batch.view(name).copy() for name in self._batch.sources}
+        if self.keep_tables:
+            self.tables.append(b["block_table"])
+        written = b["slot_mapping"] >= 0
+        self.tokens[b["slot_mapping"][written]] = b["input_ids"][written]
+        self.places[b["slot_mapping"][written]] = b["positions"][written]
+        ends = b["cu_seqlens"][1:]
+        assert np.array_equal(ends, b["seq_ends"])
+        return ClosedFormOutput(
+            np.array([self._row(b, ends, row) for row in b["logits_rows"].tolist()], np.int32),
+            self.device_argmax,
+        )
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def _row(self, b: dict[str, np.ndarray], ends: np.ndarray, row: int) -> int:
+        """Attend: row i of a sequence sees positions 0 .. kv_len - q_len + i."""
+        seq = int(np.searchsorted(ends, row, side="right"))
+        visible = int(b["kv_lens"][seq]) - int(ends[seq]) + row + 1
+        at = np.arange(visible)
+        slots = b["block_table"][seq, at // self.page_size] * self.page_size + at % self.page_size
+        tokens, places = self.tokens[slots], self.places[slots]
+        assert (tokens != UNWRITTEN).all(), f"sequence {seq} reads slots that nobody wrote"
+        assert np.array_equal(places, at), f"sequence {seq} reads {places.tolist()}"
+        return next_token(tokens.tolist())
