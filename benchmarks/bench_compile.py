@@ -62,7 +62,7 @@ def measure(args: argparse.Namespace, model: Path, work: Path) -> dict[str, Any]
     return {
         "schema": 1,
         "machine": machine_facts(),
-        "command": [*shlex.split(args.command), "MODEL", "-o", "OUT", *args.rest],
+        "options": args.rest,
         "checkpoint": args.random or model.name,
         "checkpoint_bytes": folder_bytes(model) if model.is_dir() else model.stat().st_size,
         "cold": args.cold,

@@ -25,7 +25,6 @@ def make_engine(args: argparse.Namespace, workload: Workload) -> Any:
         "max_batch": workload.max_running,
         "max_batch_tokens": args.batched_tokens,
         "threads": args.threads,
-        "prefix_cache": False,  # every prompt is computed, as the peers do here
     }
     if args.pages is not None:
         options["num_pages"] = args.pages

@@ -52,7 +52,7 @@ def _memory(numbers: dict[str, Any]) -> tuple[float, float]:
 
 
 def _tokens(numbers: dict[str, Any]) -> tuple[float, float]:
-    return numbers["tokens_real"], numbers["tokens_computed"]
+    return numbers["tokens_needed"], numbers["tokens_computed"]
 
 
 def _rate(numbers: dict[str, Any]) -> tuple[float, float, float]:
@@ -69,7 +69,9 @@ def _stacked(axis: Any, scenes: dict[str, Any], title: str, parts: Any) -> None:
         waste[0].set_edgecolor(_COLOURS[policy])
         axis.text(place, total, f"{total:,.0f}", ha="center", va="bottom", fontsize=8)
     axis.bar(0, 0, color="grey", label="used")
-    axis.bar(0, 0, facecolor="white", edgecolor="grey", hatch="////", label="unused or padding")
+    axis.bar(
+        0, 0, facecolor="white", edgecolor="grey", hatch="////", label="unused, padding, recomputed"
+    )
     _finish(axis, scenes, title)
 
 

@@ -66,10 +66,14 @@ def trace(
         largest = max(largest, running)
         scheduler.commit(step, np.zeros(step.sampling_rows.size, np.int32))
     token_bytes = shape.page_bytes // shape.page_size
+    # The last token of an answer is returned, but nothing is computed from it.
+    needed = sum(len(request.prompt) + request.num_out - 1 for request in requests)
     return {
         "steps": steps,
         "tokens_computed": tokens,
-        "tokens_real": real,
+        "tokens_padding": tokens - real,
+        "tokens_recomputed": real - needed,  # after a preemption
+        "tokens_needed": needed,
         "largest_batch": largest,
         "preemptions": scheduler.num_preemptions,
         "reserved_bytes_peak": max(reserved) * shape.page_bytes,
