@@ -61,7 +61,7 @@ def _message(message: Any, depth: int) -> Any:
         if field.name in SKIPPED_FIELDS:
             continue
         value = getattr(message, field.name)
-        if field.is_repeated:
+        if _is_repeated(field):
             if len(value):
                 tree[field.name] = _repeated(field, value, depth)
         elif message.HasField(field.name) if field.has_presence else value:
@@ -70,6 +70,13 @@ def _message(message: Any, depth: int) -> Any:
             elif value.ByteSize():
                 tree[field.name] = _message(value, depth + 1)
     return tree or None
+
+
+def _is_repeated(field: Any) -> bool:
+    """Older protobuf releases have `label`, newer ones only `is_repeated`."""
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    return bool(field.label == field.LABEL_REPEATED)
 
 
 def _repeated(field: Any, values: Any, depth: int) -> list[Any]:
