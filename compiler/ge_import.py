@@ -186,6 +186,22 @@ def _matmul(importer: Importer, node: ir.Node) -> None:
     importer.operator(node, "MatMulV2", inputs, transpose_x1=False, transpose_x2=transposed)
 
 
+def _gemm(importer: Importer, node: ir.Node) -> None:
+    """A product with the weight as the checkpoint stores it: the tied head."""
+    if float(_attr(node, "alpha", 1.0)) != 1.0 or int(_attr(node, "transA", 0)):
+        raise GeImportError(
+            f"node {node.name} is a Gemm with alpha or transA, which is not used here"
+        )
+    edges = [importer.edge(value) for value in node.inputs]
+    importer.operator(
+        node,
+        "MatMulV2",
+        list(zip(("x1", "x2", "bias"), edges)),
+        transpose_x1=False,
+        transpose_x2=bool(_attr(node, "transB", 0)),
+    )
+
+
 def _gather(importer: Importer, node: ir.Node) -> None:
     axis = int(_attr(node, "axis", 0))
     edge = importer.build.constant(f"gather.axis{axis}", np.array(axis, np.int32))
@@ -340,6 +356,7 @@ HANDLERS: Mapping[tuple[str, str], Callable[[Importer, ir.Node], None]] = Mappin
         ("", "Reshape"): _simple("Reshape", "x", "shape"),
         ("", "Identity"): _simple("Identity", "x"),
         ("", "MatMul"): _matmul,
+        ("", "Gemm"): _gemm,
         ("", "Gather"): _gather,
         ("", "Cast"): _cast,
         ("pagedom", "RmsNorm"): _rms_norm,

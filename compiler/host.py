@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import onnx_ir as ir
@@ -41,9 +42,7 @@ def write_host_om(
     advance: Callable[[int], None] = lambda nbytes: None,
 ) -> int:
     """Write `model.om`, streaming the weights; returns its size in bytes."""
-    from .. import __version__
-
     blobs = place_weights(graph.build, source, advance)
     model_def = ModelDef(graph.build.graph.name, [graph.build.graph])
-    info = OmInfo(cmdline=cmdline, tool_version=f"pagedom {__version__}")
+    info = OmInfo(cmdline=cmdline, tool_version=f"pagedom {version('pagedom')}")
     return write_om(path, model_def, blobs, info)

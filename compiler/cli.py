@@ -1,0 +1,239 @@
+"""The `compile-model` command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from .request import CompileOptions
+
+EXIT_ERROR, EXIT_INTERRUPTED = 1, 130
+DTYPES = ("float32", "bfloat16", "float16")
+
+HELP = """Compile a LLaMA-style checkpoint to an offline .om model with a paged KV cache.
+
+MODEL is a Hugging Face folder (config.json, safetensors, tokenizer.json), a .gguf file, or the
+name of a built-in demo (smollm2-135m-instruct). The result is a folder that `run-om` runs.
+
+\b
+Examples:
+  compile-model smollm2-135m-instruct -o smollm2
+  compile-model ./Llama-3.2-1B -o llama --dtype bfloat16 --max-seq-len 8192
+  compile-model ./Llama-3.2-1B --emit onnx -o llama-onnx     stock onnxruntime runs it
+  compile-model ./config-folder --plan --target Ascend910B3  memory ledger, no weights needed
+  compile-model --capabilities                               what each chip can do
+
+\b
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted.
+"""
+
+
+@click.command(help=HELP, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("model", required=False)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Folder to write (default: the model's name). An artefact there is replaced.",
+)
+@click.option(
+    "--target",
+    default="host",
+    show_default=True,
+    help="host (this machine's CPU), a SoC such as Ascend910B3, or auto (ask the machine).",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    help="Type of weights, activations and cache (default: float32 on host, else 16-bit).",
+)
+@click.option(
+    "--page-size", type=int, help="Tokens of a KV page (default: the target's own choice)."
+)
+@click.option(
+    "--max-seq-len",
+    type=int,
+    help="Longest sequence in tokens, prompt and answer (default: 2048 or the model's limit).",
+)
+@click.option(
+    "--max-batch",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Most sequences in one step.",
+)
+@click.option(
+    "--emit",
+    type=click.Choice(("om", "onnx")),
+    default="om",
+    show_default=True,
+    help="om: the artefact. onnx: stop after the ONNX file.",
+)
+@click.option(
+    "--executor",
+    type=click.Choice(("openvino", "oracle")),
+    default="openvino",
+    show_default=True,
+    help="Which of the host's executors the page size must suit (the oracle takes any).",
+)
+@click.option("--plan", is_flag=True, help="Show the memory ledger and stop; needs no weights.")
+@click.option("--advise-pages", is_flag=True, help="Show legal and recommended page sizes; stop.")
+@click.option(
+    "--lengths",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="One sequence length a line, for --advise-pages.",
+)
+@click.option(
+    "--capabilities",
+    is_flag=True,
+    help="Show what each target can do (with --target SOC: one chip with sources); stop.",
+)
+@click.option("--list-weights", is_flag=True, help="Account for every tensor of MODEL; stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print results for machines.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(package_name="pagedom", prog_name="compile-model")
+def command(**options: Any) -> None:
+    """Dispatch: each branch imports what it needs, so that --help stays instant."""
+    debug = options.pop("debug")
+    try:
+        _run(options)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted; nothing was written", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    except click.ClickException:
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        click.echo(f"error: {_describe(error)}", err=True)
+        sys.exit(EXIT_ERROR)
+
+
+def _describe(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or ''}: {error.strerror}".lstrip(": ")
+    if isinstance(error, ModuleNotFoundError):
+        return f"{text}; compiling needs the extra: pip install 'pagedom[compile]'"
+    if isinstance(error, ValueError) or type(error).__module__.startswith("pagedom"):
+        return text
+    return f"{type(error).__name__}: {text} (--debug shows where)"
+
+
+def _run(options: dict[str, Any]) -> None:
+    if options["capabilities"]:
+        _capabilities(options)
+        return
+    if not options["model"]:
+        raise click.UsageError("give a MODEL: a folder, a .gguf file or a demo's name (see --help)")
+    if options["plan"] or options["advise_pages"]:
+        from .advice_command import show_advice
+
+        show_advice(options)
+    elif options["list_weights"]:
+        _list_weights(options)
+    else:
+        _compile(options)
+
+
+def _capabilities(options: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from .capabilities import capability_matrix, render_capabilities
+
+    soc = options["model"] or (options["target"] if options["target"] != "host" else None)
+    matrix = capability_matrix(soc)
+    if options["as_json"]:
+        _print_json(matrix)
+    else:
+        Console().print(render_capabilities(matrix))
+
+
+def _list_weights(options: dict[str, Any]) -> None:
+    from ..models.checkpoint import open_checkpoint
+
+    with open_checkpoint(options["model"]) as checkpoint:
+        report = checkpoint.report()
+    if options["as_json"]:
+        _print_json({"used": list(report.used), "unused": dict(report.unused)})
+        return
+    for name in report.used:
+        click.echo(f"used    {name}")
+    for name, reason in report.unused.items():
+        click.echo(f"unused  {name}  ({reason})")
+
+
+def _compile(options: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from ..models.checkpoint import open_checkpoint
+    from .pipeline import compile_model
+    from .request import resolve
+    from .stages import Stages, megabytes
+
+    console = Console(stderr=True)
+    stages = Stages(console if not options["as_json"] else None)
+    with stages.stage("Open checkpoint") as stage:
+        checkpoint = open_checkpoint(options["model"], _fetch_progress(stage.advance))
+    with checkpoint:
+        request = resolve(_options(options), checkpoint)
+        if not options["as_json"]:
+            console.print(request.table())
+        done = compile_model(request, checkpoint, stages, _cmdline())
+    for warning in done.warnings:
+        console.print(f"[yellow]warning:[/] {warning}", highlight=False)
+    if options["as_json"]:
+        _print_json(
+            {
+                "output": str(done.output),
+                "bytes": done.bytes,
+                "warnings": list(done.warnings),
+                "stages": [vars(record) for record in stages.records],
+            }
+        )
+        return
+    console.print(f"[bold]{done.output}[/] is ready ({megabytes(done.bytes)})", highlight=False)
+    if request.emit == "om":
+        console.print(f'[dim]next:[/] run-om generate {done.output} --prompt "Hello"')
+
+
+def _fetch_progress(advance: Any) -> Any:
+    """Turn "bytes done of all" into steps for the bar."""
+    seen = 0
+
+    def progress(stage: str, done: int, total: int) -> None:
+        nonlocal seen
+        advance(done - seen)
+        seen = done
+
+    return progress
+
+
+def _options(options: dict[str, Any]) -> CompileOptions:
+    from dataclasses import fields
+
+    from .request import CompileOptions
+
+    names = {field.name for field in fields(CompileOptions)}
+    return CompileOptions(**{name: value for name, value in options.items() if name in names})
+
+
+def _cmdline() -> str:
+    import shlex
+
+    return shlex.join(["compile-model", *sys.argv[1:]])
+
+
+def _print_json(data: Any) -> None:
+    import json
+
+    click.echo(json.dumps(data, indent=2))
+
+
+def main() -> None:
+    """Entry point of `compile-model`."""
+    command()

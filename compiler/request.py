@@ -1,0 +1,134 @@
+"""What is to be compiled, resolved and checked before any work begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..models.checkpoint import Checkpoint
+from ..models.config import ModelConfig
+from .combination import Combination, CombinationOptions
+from .page_rules import recommended_page_size
+from .target_records import Target
+from .target_resolve import resolve_target
+from .target_rules import require_combination
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+DEFAULT_MAX_SEQ_LEN = 2048
+DEFAULT_MAX_BATCH = 64
+
+
+class RequestError(ValueError):
+    """An option that does not fit the model."""
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """The command's options as given; None = let the target or the model decide."""
+
+    model: str
+    output: Path | None = None
+    target: str = "host"
+    dtype: str | None = None
+    page_size: int | None = None
+    max_seq_len: int | None = None
+    max_batch: int = DEFAULT_MAX_BATCH
+    emit: str = "om"
+    executor: str = "openvino"  # for which of the host's executors pages must be legal
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """The options with everything decided."""
+
+    config: ModelConfig
+    target: Target
+    dtype: str
+    page_size: int
+    max_seq_len: int
+    max_batch: int
+    emit: str
+    output: Path
+
+    @property
+    def table_width(self) -> int:
+        """M: pages of one sequence at most, rounded up to what the target wants."""
+        pages = -(-self.max_seq_len // self.page_size)
+        align = self.target.family.table_align
+        return -(-pages // align) * align
+
+    def table(self) -> Table:
+        """Return what was decided, for people."""
+        from rich.table import Table
+
+        config = self.config
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim")
+        heads = f"{config.num_heads} heads, {config.num_kv_heads} key/value, dim {config.head_dim}"
+        rows = {
+            "model": f"{config.name} ({config.family}, {config.num_layers} layers, {heads})",
+            "target": self.target.name,
+            "dtype": self.dtype,
+            "page size": f"{self.page_size} tokens",
+            "longest sequence": f"{self.max_seq_len} tokens ({self.table_width} pages)",
+            "largest batch": f"{self.max_batch} sequences a step",
+            "output": str(self.output),
+        }
+        for name, value in rows.items():
+            table.add_row(name, value)
+        return table
+
+
+def resolve(options: CompileOptions, checkpoint: Checkpoint) -> CompileRequest:
+    """Decide what was left open and refuse what cannot work.
+
+    Raises TargetError, CombinationError (all reasons with their sources) or RequestError.
+    """
+    config = checkpoint.config
+    target = resolve_target(options.target)
+    dtype = options.dtype or _default_dtype(target)
+    choice = CombinationOptions(executor=options.executor)
+    page_size = options.page_size
+    if page_size is None:
+        context = Combination(target, config, dtype, 1, 1, choice).pages
+        page_size = recommended_page_size(context) or target.family.default_page_size
+    max_seq_len = _max_seq_len(options, config)
+    choice = CombinationOptions(executor=options.executor, max_seq_len=max_seq_len)
+    require_combination(Combination(target, config, dtype, page_size, options.max_batch, choice))
+    return CompileRequest(
+        config,
+        target,
+        dtype,
+        page_size,
+        max_seq_len,
+        options.max_batch,
+        options.emit,
+        options.output or Path(_default_output(options.model)),
+    )
+
+
+def _default_dtype(target: Target) -> str:
+    """float32 on a CPU, where nothing is lost; else the widest 16-bit type the chip computes in."""
+    if target.is_host:
+        return "float32"
+    return "bfloat16" if "bfloat16" in target.family.dtypes else "float16"
+
+
+def _max_seq_len(options: CompileOptions, config: ModelConfig) -> int:
+    longest = config.max_positions
+    if options.max_seq_len is None:
+        return min(DEFAULT_MAX_SEQ_LEN, longest)
+    if not 1 <= options.max_seq_len <= longest:
+        raise RequestError(
+            f"--max-seq-len {options.max_seq_len} is outside 1 to {longest}: {config.name} was "
+            "trained for that many positions (max_position_embeddings)"
+        )
+    return options.max_seq_len
+
+
+def _default_output(model: str) -> str:
+    path = Path(model)
+    return path.stem if path.suffix == ".gguf" else path.name or "model"
