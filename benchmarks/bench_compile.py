@@ -26,7 +26,8 @@ from machine import MemorySampler, drop_file_cache, folder_bytes, machine_facts,
 from measuring import spread
 from random_checkpoint import SHAPES, write_checkpoint
 
-_COMMAND = f"{shlex.quote(sys.executable)} -m pagedom.compiler.cli"
+# Not the installed script, which may belong to another environment than this one.
+_COMMAND = shlex.join([sys.executable, "-c", "from pagedom.compiler.cli import main; main()"])
 
 
 def compile_once(command: list[str], timeout_s: float) -> dict[str, Any]:
@@ -58,6 +59,8 @@ def measure(args: argparse.Namespace, model: Path, work: Path) -> dict[str, Any]
         out = work / f"out{index}"
         command = [*shlex.split(args.command), str(model), "-o", str(out), *args.rest]
         runs.append(compile_once(command, args.timeout))
+        if not out.exists():
+            raise SystemExit(f"{shlex.join(command)}\nended well but did not write {out.name}")
         runs[-1]["output_bytes"] = folder_bytes(out) if out.is_dir() else out.stat().st_size
     return {
         "schema": 1,

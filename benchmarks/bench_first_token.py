@@ -22,7 +22,10 @@ from typing import Any
 from machine import MemoryReading, drop_file_cache, machine_facts
 from measuring import spread
 
-_COMMAND = f"{shlex.quote(sys.executable)} -m pagedom.runtime.cli generate"
+# Not the installed script, which may belong to another environment than this one.
+_COMMAND = shlex.join(
+    [sys.executable, "-c", "from pagedom.runtime.cli import main; main()", "generate"]
+)
 _PROMPT = "The capital of France is"
 
 
