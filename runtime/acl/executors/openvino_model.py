@@ -187,7 +187,7 @@ class Translator:
         # OpenVINO shares writeable memory only; it never writes to a constant, and the file's
         # map is read-only, so the same bytes are shown to it through their address.
         size = max(array.nbytes, 1)
-        raw = np.frombuffer((ctypes.c_uint8 * size).from_address(array.ctypes.data), np.uint8)
+        raw = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(array.ctypes.data))
         shown = raw[: array.nbytes].view(np.dtype(f"u{array.itemsize}"))
         tensor = ov.Tensor(shown, ov.Shape(array.shape), element)
         node = Constant(tensor, shared_memory=True)
