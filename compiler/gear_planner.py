@@ -125,9 +125,9 @@ def plan_gears(request: GearRequest, traffic: Traffic | None = None) -> GearPlan
     The largest gear covers max_tokens with max_batch sequences and the dummy, so that every step
     has a gear. Raises GearError when the bounds allow fewer than two gears.
     """
-    steps = traffic or default_traffic(request.max_batch, request.max_tokens)
     count, notes = _count(request)
-    tops, cost = _candidates(steps, request.max_tokens)
+    steps = traffic or default_traffic(request.max_batch, request.max_tokens)
+    tops, cost = _candidates(steps, request)
     bounds = _best_bounds(tops, cost, min(count, tops.size))
     gears = _with_rows(bounds, steps, request)
     uses = _uses(gears, steps)
@@ -184,14 +184,17 @@ def _count(request: GearRequest) -> tuple[int, list[str]]:
     return count, notes
 
 
-def _candidates(steps: Traffic, max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+def _candidates(steps: Traffic, request: GearRequest) -> tuple[np.ndarray, np.ndarray]:
     """Possible T, and cost[i, j]: padding tokens of steps above tops[i-1] run at tops[j].
 
     Row 0 of the cost is "above nothing". A T above 16 is a multiple of 16; more than 192 of them
     are thinned to quantiles.
     """
     rounded = np.where(steps.tokens > _CUBE, -(-steps.tokens // _CUBE) * _CUBE, steps.tokens)
-    tops = np.unique(np.append(np.minimum(rounded, max_tokens), max_tokens))
+    most = request.max_tokens
+    tops = np.unique(np.append(np.minimum(rounded, most), most))
+    if tops.size < request.limits.minimum:  # steps of one size only: ATC wants a second gear
+        tops = np.array([min(request.max_batch, most - 1), most])
     if tops.size > _MAX_CANDIDATES:
         picks = np.linspace(0, tops.size - 1, _MAX_CANDIDATES).round().astype(np.int64)
         tops = tops[picks]
