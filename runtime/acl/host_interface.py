@@ -4,8 +4,8 @@ Three kinds of OM, two executors on the chip: `static` and `gear` models have ev
 time; a `range` model has -1 extents and is told each run's shapes. A gear model's compiled shapes
 are in the model's attributes (host artefacts):
 
-    _pagedom_gears         list_list_int, a row a gear: the values of the -1 extents, inputs in order
-    _pagedom_gear_outputs  the same for the outputs (optional; without it output sizes are unknown)
+    _pagedom_gears         list_list_int, a row a gear: values of the -1 extents, inputs in order
+    _pagedom_gear_outputs  the same for the outputs (optional; without it sizes are unknown)
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Any, Literal
 
 from ..dtypes import DType
 from ..dtypes import dtype as dtype_named
-from ..om_file.ge_graph import Graph, ListListInt
+from ..om_file.ge_graph import ListListInt
+from ..om_file.model_def import ModelDef
+from ..om_file.om_writer import output_names
 from .constants import GEAR_INPUT_NAME
 from .error_table import PARSE_MODEL
 from .executor import ExecutorError
@@ -74,13 +76,12 @@ class ModelInterface:
     @classmethod
     def of(cls, om: Any) -> ModelInterface:
         """Read the interface of an open om_reader.OmFile; raises ExecutorError if it has none."""
-        definition = om.models[0].model_def
-        graph: Graph = definition.graphs[0]
+        definition: ModelDef = om.models[0].model_def
         inputs = tuple(
             Io(node.name, dtype_named(node.output_descs[0].dtype), node.output_descs[0].shape)
-            for node in graph.data_nodes
+            for node in definition.graph.data_nodes
         )
-        outputs = tuple(_outputs(graph))
+        outputs = tuple(_outputs(definition))
         rows = _rows(definition.attrs.get(GEARS_ATTR))
         if rows:
             return cls._with_gears(inputs, outputs, rows, definition.attrs)
@@ -98,7 +99,8 @@ class ModelInterface:
         names = [io.name for io in inputs]
         if GEAR_INPUT_NAME not in names:
             raise ExecutorError(f"a gear model has no input {GEAR_INPUT_NAME!r}", PARSE_MODEL)
-        output_rows = _rows(attrs.get(GEAR_OUTPUTS_ATTR)) or [None] * len(rows)
+        output_rows: list[tuple[int, ...] | None] = [*_rows(attrs.get(GEAR_OUTPUTS_ATTR))]
+        output_rows = output_rows or [None for _ in rows]
         if len(output_rows) != len(rows):
             raise ExecutorError(
                 f"{len(rows)} gears, but {len(output_rows)} rows of {GEAR_OUTPUTS_ATTR}",
@@ -153,19 +155,12 @@ class ModelInterface:
         ]
 
 
-def _outputs(graph: Graph) -> Iterable[Io]:
-    net_output = graph.net_output
-    place = 0
-    for edge in net_output.edges():
-        if edge is None or edge.is_control:
-            continue
+def _outputs(definition: ModelDef) -> Iterable[Io]:
+    graph = definition.graph
+    edges = [edge for edge in graph.net_output.edges() if edge is not None and not edge.is_control]
+    for edge, name in zip(edges, output_names(definition)):
         desc = graph.input_desc(f"{edge.producer}:{edge.index}")
-        given = net_output.input_descs[place].name if place < len(net_output.input_descs) else ""
-        name = given or desc.name
-        # CANN names an output "producer:index" or "producer:index:tensor".
-        full = f"{edge.producer}:{edge.index}" + (f":{name}" if name else "")
-        yield Io(full, dtype_named(desc.dtype), desc.shape)
-        place += 1
+        yield Io(name, dtype_named(desc.dtype), desc.shape)
 
 
 def _rows(value: Any) -> list[tuple[int, ...]]:

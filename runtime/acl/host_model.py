@@ -208,7 +208,9 @@ class Models:
 
         read = self._core.options.open_om
         if read is None:
-            from ..om_file.om_reader import read_om as read
+            from ..om_file.om_reader import read_om
+
+            read = read_om
         try:
             return read(path)
         except OSError as error:

@@ -15,7 +15,9 @@ class HostUtil:
     """pyACL's helpers. Whoever asks for a pointer must keep the object alive."""
 
     def __init__(self) -> None:
-        self._by_number = {row.numpy.num: row.numpy for row in BY_NAME.values()}
+        self._by_number: dict[int, np.dtype[Any]] = {
+            int(row.numpy.num): row.numpy for row in BY_NAME.values()
+        }
 
     def bytes_to_ptr(self, data: bytes, /) -> int:
         """Return the address of a bytes object's content."""
@@ -40,4 +42,5 @@ class HostUtil:
         dtype = self._by_number[number]
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         raw = (ctypes.c_uint8 * nbytes).from_address(ptr)
-        return np.frombuffer(raw, np.uint8).view(dtype).reshape(shape)
+        flat: NDArray[Any] = np.frombuffer(memoryview(raw), np.uint8).view(dtype)
+        return flat.reshape(shape)

@@ -1,0 +1,167 @@
+"""The manifest against the model's own description: what the runtime fills, and where.
+
+    manifest  input "kv_lens"  <- source kv_lens, int64 [B]
+    model.om  input 6 "kv_lens"               int64 [-1]        agree -> BoundInput(index 6, ...)
+
+Inputs are found by name, outputs by order (ATC renames outputs). A symbol of the manifest meets -1
+in a model with ranges or gears, or a number that the model was compiled for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from .acl.constants import GEAR_INPUT_NAME
+from .acl.model_io import ModelIo, TensorIo
+from .dtypes import DType
+from .dtypes import dtype as dtype_of
+from .manifest import CACHE_SOURCES, Binding, Manifest, OutputBinding
+
+
+class OmModelError(ValueError):
+    """The artefact and the model disagree, or a step does not fit the model."""
+
+
+@dataclass(frozen=True)
+class BoundInput:
+    """An input of the model and the source that fills it."""
+
+    index: int
+    name: str
+    source: str
+    dtype: DType
+    shape: tuple[int | str, ...]  # the manifest's
+    dims: tuple[int, ...]  # the model's
+    model_bytes: int  # as compiled, 0 = unknown
+
+    @property
+    def is_cache(self) -> bool:
+        """Whether it is a page pool."""
+        return self.source.partition(".")[0] in CACHE_SOURCES
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the model must be told its shape."""
+        return any(extent < 0 for extent in self.dims)
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise OmModelError if a step's shape contradicts what the model was compiled for."""
+        if len(shape) != len(self.dims) or any(
+            fixed not in (-1, given) for given, fixed in zip(shape, self.dims)
+        ):
+            raise OmModelError(
+                f"input {self.name!r} gets shape {list(shape)}, but model.om was compiled for "
+                f"{list(self.dims)} (-1 = any): change the step or compile the model again"
+            )
+
+
+@dataclass(frozen=True)
+class BoundOutput:
+    """An output of the model and its role."""
+
+    index: int
+    name: str
+    role: str
+    dtype: DType
+    shape: tuple[int | str, ...]
+    model_bytes: int  # as compiled, 0 = unknown
+
+    def nbytes(self, symbols: Mapping[str, int]) -> int:
+        """Bytes to allocate: as compiled, or for the largest extents that `symbols` gives."""
+        largest = math.prod(resolve(self.shape, symbols)) * self.dtype.itemsize
+        return self.model_bytes or largest
+
+
+@dataclass(frozen=True)
+class Bindings:
+    """All inputs and outputs; `gear_input` is GE's hidden one or None."""
+
+    inputs: tuple[BoundInput, ...]
+    outputs: tuple[BoundOutput, ...]
+    gear_input: TensorIo | None
+
+    def output(self, role: str) -> BoundOutput | None:
+        """Return the first output of a role."""
+        return next((output for output in self.outputs if output.role == role), None)
+
+
+def resolve(shape: tuple[int | str, ...], symbols: Mapping[str, int]) -> tuple[int, ...]:
+    """Put numbers in the place of symbols."""
+    return tuple(symbols[extent] if isinstance(extent, str) else extent for extent in shape)
+
+
+def bind(manifest: Manifest, model: ModelIo) -> Bindings:
+    """Match the manifest with the model; raises OmModelError that lists every difference."""
+    constants = {"S": manifest.page_size, "M": manifest.table_width}
+    problems = list(_problems(manifest, model, constants))
+    if problems:
+        raise OmModelError(
+            "\n  ".join(
+                [
+                    "pagedom.json and model.om do not belong together:",
+                    *problems,
+                    "Compile the model again, or restore the folder from where it was copied.",
+                ]
+            )
+        )
+    by_name = {io.name: io for io in model.inputs}
+    inputs = [_bound_input(binding, by_name[binding.name]) for binding in manifest.inputs]
+    outputs = [_bound_output(*pair) for pair in zip(manifest.outputs, model.outputs)]
+    return Bindings(tuple(inputs), tuple(outputs), model.gear_input)
+
+
+def _bound_input(binding: Binding, io: TensorIo) -> BoundInput:
+    return BoundInput(
+        io.index,
+        io.name,
+        binding.source,
+        dtype_of(binding.dtype),
+        binding.shape,
+        io.dims,
+        io.nbytes,
+    )
+
+
+def _bound_output(binding: OutputBinding, io: TensorIo) -> BoundOutput:
+    return BoundOutput(
+        io.index, binding.name, binding.role, dtype_of(binding.dtype), binding.shape, io.nbytes
+    )
+
+
+def _problems(manifest: Manifest, model: ModelIo, constants: Mapping[str, int]) -> Iterator[str]:
+    by_name = {io.name: io for io in model.inputs}
+    for binding in manifest.inputs:
+        io = by_name.pop(binding.name, None)
+        if io is None:
+            known = ", ".join(each.name for each in model.inputs)
+            yield f"input {binding.name!r} is not in the model, whose inputs are {known}"
+        else:
+            yield from _differences(f"input {binding.name!r}", binding, io, constants)
+    for name in by_name:
+        if name != GEAR_INPUT_NAME:
+            yield f"input {name!r} of the model is not in the manifest"
+    if len(manifest.outputs) != len(model.outputs):
+        given = ", ".join(binding.name for binding in manifest.outputs)
+        found = ", ".join(io.name for io in model.outputs)
+        yield f"the manifest has outputs {given}; the model has {found}"
+        return
+    for output, io in zip(manifest.outputs, model.outputs):
+        yield from _differences(f"output {output.name!r}", output, io, constants)
+
+
+def _differences(
+    what: str, binding: Binding | OutputBinding, io: TensorIo, constants: Mapping[str, int]
+) -> Iterator[str]:
+    agrees = len(binding.shape) == len(io.dims) and all(
+        _extent_agrees(said, found, constants) for said, found in zip(binding.shape, io.dims)
+    )
+    if not agrees or io.dtype is None or io.dtype.name != binding.dtype:
+        shape = ", ".join(str(extent) for extent in binding.shape)
+        yield f"{what}: pagedom.json says {binding.dtype} [{shape}], model.om says {io}"
+
+
+def _extent_agrees(said: int | str, found: int, constants: Mapping[str, int]) -> bool:
+    number = constants.get(said) if isinstance(said, str) else said
+    return found == -1 or number is None or number == found
