@@ -91,7 +91,7 @@ class WeightLayout:
 
 def total_bytes(end: int) -> int:
     """Return the size of WEIGHTS_DATA whose last constant ends at `end`."""
-    return align_up(end + TAIL_BYTES) if end > START_BYTES else 0
+    return align_up(align_up(end) + TAIL_BYTES) if end > START_BYTES else 0
 
 
 def ordered_blobs(blobs: Sequence[WeightBlob]) -> list[WeightBlob]:
