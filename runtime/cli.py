@@ -1,0 +1,151 @@
+"""`run-om`: the command line of the runtime.
+
+Sub-commands are loaded by name when they are called, so `run-om --help` imports click and nothing
+else. Errors are one message on stderr; `--debug` adds where they came from.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any
+
+import click
+
+from .lazy_group import LazyCommand, LazyGroup
+
+OK, FAILED, USAGE, INTERNAL, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 70, 130, 141
+
+COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
+    {
+        "generate": LazyCommand(".commands.generate", "Complete prompts, one or many at once."),
+        "chat": LazyCommand(".commands.chat", "Talk with an instruct model in the terminal."),
+        "bench": LazyCommand(".commands.bench", "Measure throughput and latency."),
+        "pages": LazyCommand(".commands.pages", "Draw who owns which page of the KV cache."),
+        "inspect": LazyCommand(".inspect_command", "Show what an .om file or an artefact holds."),
+        "verify": LazyCommand(".verify_command", "Check an .om file or an artefact completely."),
+    }
+)
+
+_HELP = """Run compiled .om models: paged KV cache, continuous batching, no torch.
+
+An ARTEFACT is the folder that compile-model wrote; it may be moved and copied.
+
+\b
+  run-om generate ARTEFACT --prompt "Once upon a time"
+  run-om chat ARTEFACT
+  run-om bench ARTEFACT --vs-padded
+  run-om inspect ARTEFACT
+"""
+
+_EXIT_CODES = """\b
+Exit codes:
+  0    success
+  1    the artefact, the device or a request failed; the message says why
+  2    the command line is wrong
+  70   a bug in this program: please report it with the output of --debug
+  130  stopped with Ctrl-C
+  141  the reader of the output went away
+"""
+
+
+class RunOm(LazyGroup):
+    """The top-level command: turns every error into a message and an exit code."""
+
+    def main(self, args: Sequence[str] | None = None, **settings: Any) -> Any:
+        """Run and exit; with standalone_mode=False errors are raised, as click does."""
+        if not settings.pop("standalone_mode", True):
+            return super().main(args, standalone_mode=False, **settings)
+        state = {"debug": False}
+        try:
+            result = super().main(args, standalone_mode=False, obj=state, **settings)
+            code = result if isinstance(result, int) else OK
+        except click.ClickException as error:
+            error.show()
+            code = error.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            code = INTERRUPTED
+        except Exception as error:
+            code = report_error(error, state["debug"])
+        sys.exit(code)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the sub-command; a reader that went away ends it without a word."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _discard_output()
+            ctx.exit(BROKEN_PIPE)
+        return result
+
+
+def report_error(error: Exception, debug: bool) -> int:
+    """Write an error to stderr and return the exit code for it.
+
+    Errors of this package and of the operating system explain themselves; anything else is a bug.
+    """
+    if debug:
+        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    package = __package__.partition(".")[0]
+    ours = type(error).__module__.partition(".")[0] == package
+    if isinstance(error, OSError) and error.strerror and not ours:
+        place = f"{error.filename}: " if error.filename else ""
+        text, code = f"{place}{error.strerror}", FAILED
+    elif ours or isinstance(error, (ValueError, OSError)):
+        text, code = str(error), FAILED
+    else:
+        text, code = f"internal error: {type(error).__name__}: {error}", INTERNAL
+        if not debug:
+            text += "\nRun the same command with --debug to see where it came from."
+    click.echo(click.style("Error: ", fg="red") + text, err=True)
+    return code
+
+
+class _StderrHandler(logging.Handler):
+    """Shows the library's warnings as the command's own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = record.levelname.lower()
+        click.echo(click.style(f"{level}: {record.getMessage()}", dim=True), err=True)
+
+
+def _show_warnings() -> None:
+    logger = logging.getLogger(__package__.partition(".")[0])
+    if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
+        logger.addHandler(_StderrHandler(logging.WARNING))
+        logger.propagate = False
+
+
+def _discard_output() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush does not complain."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@click.command(
+    cls=RunOm,
+    commands_by_name=COMMANDS,
+    package=__package__,
+    help=_HELP,
+    epilog=_EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="pagedom", prog_name="run-om")
+def run_om() -> None:
+    """Show the library's warnings; the sub-command does the rest."""
+    _show_warnings()
+
+
+def main() -> None:
+    """Entry point of the `run-om` script."""
+    run_om()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The sub-commands of `run-om`, one file each; imported by name when called."""

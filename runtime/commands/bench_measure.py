@@ -1,0 +1,199 @@
+"""What `run-om bench` runs and measures: workloads, time stamps of tokens, percentiles."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+WARM_UP_TOKENS = 8
+_SEED = 20261130
+
+
+class WorkloadError(ValueError):
+    """A workload file that cannot be used."""
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """A prompt (token ids) and the exact number of tokens to generate."""
+
+    prompt: list[int]
+    num_out: int
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests that arrive together; at most `max_running` at once, None = the artefact's limit."""
+
+    name: str
+    requests: list[BenchRequest]
+    max_running: int | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One workload on one engine; medians over the repetitions. None = not measurable."""
+
+    workload: str
+    cache: str
+    reps: int
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    wall_seconds: float
+    output_tokens_per_second: float
+    prefill_tokens_per_second: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    inter_token_p50_ms: float | None
+    inter_token_p99_ms: float | None
+    padding_tokens: int
+    steps: int
+    preemptions: int
+    kv_peak_bytes: int
+    peak_rss_bytes: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, as --json prints them."""
+        return asdict(self)
+
+
+def synthetic_workload(vocab: int, num: int, prompt_tokens: int, output_tokens: int) -> Workload:
+    """Return `num` requests of random tokens, the same at every call."""
+    rng = np.random.default_rng(_SEED)
+    prompts = rng.integers(0, vocab, (num, prompt_tokens)).tolist()
+    requests = [BenchRequest(prompt, output_tokens) for prompt in prompts]
+    return Workload(f"{num} x {prompt_tokens}+{output_tokens}", requests)
+
+
+def load_workload(path: Path, names: Sequence[str]) -> list[Workload]:
+    """Read the named workloads of a file; raises WorkloadError saying what is wrong with it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = [name for name in names if name in content]
+        if not found:
+            known = ", ".join(key for key, value in content.items() if isinstance(value, list))
+            raise WorkloadError(f"{path} has no workload {', '.join(names)}: it has {known}")
+        running = content.get("max_running")
+        return [
+            Workload(
+                name, [BenchRequest(entry["prompt"], entry["n_out"]) for entry in content[name]],
+                running,
+            )
+            for name in found
+        ]  # fmt: skip
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise WorkloadError(
+            f"{path} is no workload file ({type(error).__name__}: {error}): it must hold "
+            '{"max_running": N, "NAME": [{"prompt": [token ids], "n_out": N}, …]}'
+        ) from error
+
+
+def run_workload(engine: Engine, workload: Workload, reps: int, cache: str) -> Measurement:
+    """Warm up, run `reps` times, and return the medians."""
+    _stamps(engine, [BenchRequest(r.prompt, min(WARM_UP_TOKENS, r.num_out))
+                     for r in workload.requests])  # fmt: skip
+    _reset_peak_rss()
+    runs: list[dict[str, Any]] = []
+    for _ in range(reps):
+        before = engine.statistics()
+        began = time.perf_counter()
+        stamps = _stamps(engine, workload.requests)
+        after = engine.statistics()
+        run = _numbers(workload, stamps, began)
+        run["padding_tokens"] = after.padding_tokens - before.padding_tokens
+        run["steps"] = after.steps - before.steps
+        run["preemptions"] = after.preemptions - before.preemptions
+        runs.append(run)
+    median = {
+        key: None if runs[0][key] is None else type(runs[0][key])(
+            statistics.median(run[key] for run in runs)
+        )
+        for key in runs[0]
+    }  # fmt: skip
+    return Measurement(
+        workload=workload.name,
+        cache=cache,
+        reps=reps,
+        requests=len(workload.requests),
+        kv_peak_bytes=engine.statistics().kv_high_water_bytes,
+        peak_rss_bytes=_peak_rss(),
+        **median,
+    )
+
+
+def _stamps(engine: Engine, requests: Sequence[BenchRequest]) -> list[list[float]]:
+    """Run all requests, one step at a time; return the time of every token of each request."""
+    from ..sampling_params import SamplingParams
+
+    handles = [
+        engine.submit(r.prompt, SamplingParams(max_tokens=r.num_out, ignore_eos=True))
+        for r in requests
+    ]
+    stamps: list[list[float]] = [[] for _ in handles]
+    running = list(zip(handles, stamps))
+    while running:
+        engine.step()
+        now = time.perf_counter()
+        still = []
+        for handle, times in running:
+            ended = handle.finished  # first: tokens that come with the end are polled below
+            times.extend([now] * len(handle.poll_tokens()))
+            handle.raise_if_failed()
+            if not ended:
+                still.append((handle, times))
+        running = still
+    return stamps
+
+
+def _numbers(workload: Workload, stamps: list[list[float]], began: float) -> dict[str, Any]:
+    num_in = sum(len(request.prompt) for request in workload.requests)
+    num_out = sum(map(len, stamps))
+    ended = max(times[-1] for times in stamps)
+    first = np.array([times[0] - began for times in stamps])
+    between = np.concatenate([np.diff(times) for times in stamps])
+    return {
+        "prompt_tokens": num_in,
+        "output_tokens": num_out,
+        "wall_seconds": ended - began,
+        "output_tokens_per_second": num_out / (ended - began),
+        "prefill_tokens_per_second": num_in / float(first.max()),
+        "ttft_p50_ms": 1e3 * float(np.percentile(first, 50)),
+        "ttft_p99_ms": 1e3 * float(np.percentile(first, 99)),
+        "inter_token_p50_ms": 1e3 * float(np.percentile(between, 50)) if between.size else None,
+        "inter_token_p99_ms": 1e3 * float(np.percentile(between, 99)) if between.size else None,
+    }
+
+
+def _reset_peak_rss() -> None:
+    """Forget the peak of loading and of earlier runs, where the system can (Linux)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return
+
+
+def _peak_rss() -> int | None:
+    """Return the most memory this process held, in bytes; None where the system does not say."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:
+        if sys.platform == "win32":
+            return None
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return int(peak if sys.platform == "darwin" else peak * 1024)
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
