@@ -322,17 +322,23 @@ def _as_ids(prompt: Sequence[int]) -> Tokens:
             f"{ids.shape} and dtype {ids.dtype}"
         )
     limits = np.iinfo(np.int32)
-    return np.clip(ids, limits.min, limits.max).astype(np.int32)
+    tokens: Tokens = np.clip(ids, limits.min, limits.max).astype(np.int32)
+    return tokens
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return a list of prompts: a single text or list of ids becomes a list of one."""
     if isinstance(prompts, str):
         return [prompts]
-    batch = list(prompts)
-    if batch and all(isinstance(item, (int, np.integer)) for item in batch):
-        return [batch]  # type: ignore[list-item]
-    return batch  # type: ignore[arg-type]
+    texts, ids = [], []
+    for item in prompts:
+        if isinstance(item, (int, np.integer)):
+            ids.append(int(item))
+        else:
+            texts.append(item)
+    if ids and texts:
+        raise RequestError("token ids and prompts are mixed: give a list of prompts")
+    return [ids] if ids else list(texts)
 
 
 def _params_for(

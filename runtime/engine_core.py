@@ -96,6 +96,7 @@ class EngineCore:
         with self.hub.lock:
             request = Request(self._next_id, prompt, params, self.hub)
             request.seed = request_seed(params.seed, choice)
+            self._stops.check_possible(params)
             self.scheduler.submit(request)
             self._next_id += 1
             self._stops.add(request)

@@ -92,7 +92,8 @@ class PagePool:
 
     def free_ids(self) -> PageIds:
         """Return a copy of the free ids in the order in which `take` would hand them out."""
-        return self._stack[: self._top][::-1].copy()
+        ids: PageIds = self._stack[: self._top][::-1].copy()
+        return ids
 
     def peek(self, count: int, giving: PageIds | None = None) -> PageIds | None:
         """Return what `give(giving)` and then `take(count)` would yield; changes nothing."""
@@ -100,7 +101,7 @@ class PagePool:
             if count > self._top:
                 return None
             return self._stack[self._top - count : self._top][::-1]
-        stack = np.concatenate([self._stack[: self._top], self.would_free(giving)])
+        stack: PageIds = np.concatenate([self._stack[: self._top], self.would_free(giving)])
         return stack[stack.size - count :][::-1] if count <= stack.size else None
 
     def take(self, count: int, owner: int | npt.NDArray[np.int64] = NOBODY) -> PageIds | None:
@@ -114,7 +115,7 @@ class PagePool:
 
     def peek_run(self, count: int, excluding: PageIds | None = None) -> PageIds | None:
         """Return `count` neighbouring free pages outside `excluding`, or None; changes nothing."""
-        ids = np.sort(self._stack[: self._top])
+        ids: PageIds = np.sort(self._stack[: self._top])
         if excluding is not None and excluding.size:
             ids = np.setdiff1d(ids, excluding, assume_unique=True)
         if count < 1 or count > ids.size:
@@ -158,7 +159,8 @@ class PagePool:
     def would_free(self, ids: PageIds) -> PageIds:
         """Return which of `ids` nobody would hold after `give(ids)`, in stack order."""
         pages, counts = self._counted(ids)
-        return pages[self._refs[pages] == counts][::-1]
+        freed: PageIds = pages[self._refs[pages] == counts][::-1]
+        return freed
 
     def give(self, ids: PageIds) -> int:
         """Take one holder from each of `ids`; returns how many became free.
@@ -174,7 +176,7 @@ class PagePool:
             page = int(pages[at])
             raise PageError(
                 f"page {page} given back {int(counts[at])} times but held by "
-                f"{int(self._refs[page])}{self._last_owner(page)}: a page may be freed once a holder"
+                f"{int(self._refs[page])}{self._last_owner(page)}: each holder frees a page once"
             )
         self._refs[pages] -= counts
         # Descending, so that the next sequence receives neighbouring pages in ascending order.

@@ -124,7 +124,8 @@ class Request:
     @property
     def output_tokens(self) -> Tokens:
         """A copy of the tokens generated so far: int32."""
-        return self.tokens[self.prompt.size :]
+        tokens: Tokens = self.tokens[self.prompt.size :]
+        return tokens
 
     def new_tokens(self, timeout: float | None = None) -> list[int]:
         """Return the tokens that came since the last call, waiting for at least one.

@@ -130,7 +130,7 @@ class StepDraft:
 
     def step(self, version: int) -> Step | None:
         """Freeze the draft; None when it computes nothing."""
-        rows, n = self._rows, self._rows.count
+        n = self._rows.count
         if not self._decode.size and not self._chunks:
             return None
         whole = self._decode.size == n and not self._victims

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from .detokenizer import Detokenizer
 from .request import Request, RequestError
+from .sampling_params import SamplingParams
 from .stop_strings import StopMatcher
 
 
@@ -51,17 +52,19 @@ class StopChecks:
         """Whether any request has stop strings."""
         return bool(self._watched)
 
-    def add(self, request: Request) -> None:
-        """Watch a request if it has stop strings; raises RequestError without a tokenizer."""
-        if not request.params.stop:
-            return
-        if self._text is None:
+    def check_possible(self, params: SamplingParams) -> None:
+        """Raise RequestError for stop strings where no tokenizer can make text."""
+        if params.stop and self._text is None:
             raise RequestError(
                 "stop strings need a tokenizer, and this artefact has none: leave `stop` out, or "
                 "compile the model again from a checkpoint that has one"
             )
-        answer = AnswerText(self._text, request)
-        self._watched[request.id] = (request, answer, request.prompt_tokens)
+
+    def add(self, request: Request) -> None:
+        """Watch a request if it has stop strings."""
+        if request.params.stop and self._text is not None:
+            answer = AnswerText(self._text, request)
+            self._watched[request.id] = (request, answer, request.prompt_tokens)
 
     def forget(self, request: Request) -> None:
         """Stop watching a request."""

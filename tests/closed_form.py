@@ -10,8 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 from pagedom.runtime.backend import ModelFacts
+from pagedom.runtime.engine_core import EngineCore
+from pagedom.runtime.engine_options import EngineOptions
 from pagedom.runtime.kv_cache import KvCacheSpec
 from pagedom.runtime.packed_batch import BatchLayout, PackedBatch
+from pagedom.runtime.request import Request
+from pagedom.runtime.sampling_params import SamplingParams
 
 VOCAB = 97
 UNWRITTEN = -1
@@ -121,3 +125,24 @@ class ClosedFormBackend:
         assert (tokens != UNWRITTEN).all(), f"sequence {seq} reads slots that nobody wrote"
         assert np.array_equal(places, at), f"sequence {seq} reads {places.tolist()}"
         return next_token(tokens.tolist())
+
+
+def make_core(backend: ClosedFormBackend | None = None, **settings: object) -> EngineCore:
+    """Return a single-threaded engine over a closed-form model; settings as `EngineOptions`."""
+    backend = backend or ClosedFormBackend()
+    settings.setdefault("checked", True)
+    return EngineCore(backend, EngineOptions.of(**settings).resolve(backend.geometry))
+
+
+def submit(core: EngineCore, prompt: Sequence[int], max_tokens: int, **params: object) -> Request:
+    """Queue a prompt of token ids."""
+    return core.submit(np.array(prompt, np.int32), SamplingParams(max_tokens=max_tokens, **params))
+
+
+def run(core: EngineCore, most_steps: int = 1000) -> int:
+    """Step until nothing is left; returns the number of steps."""
+    steps = 0
+    while core.step():
+        steps += 1
+        assert steps <= most_steps, "no progress"
+    return steps
