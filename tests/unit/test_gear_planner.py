@@ -199,3 +199,12 @@ def test_text_and_json() -> None:
     assert "expected padding:" in out.getvalue()
     assert "dummy sequence" in out.getvalue()
     assert json.loads(json.dumps(plan.to_json()))["gears"][0] == [16, 16]
+
+
+def test_the_table_of_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    for count in (2, 4):
+        plan = plan_gears(request(max_gears=count))
+        listed = ", ".join(f"{tokens}x{rows}" for tokens, rows in plan.gears)
+        assert f"| {listed} | {100 * plan.padding:.1f} % |" in page
+    assert f"| one static shape | {100 * plan.single_padding:.1f} % |" in page

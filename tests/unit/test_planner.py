@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -271,3 +272,15 @@ print(json.dumps([seconds, peak, heavy]))
         if seconds < 1.0:
             break
     assert min(runs) < 1.0
+
+
+def test_the_worked_example_of_the_docs() -> None:
+    """docs/planning.md quotes these numbers; both change together."""
+    page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    for weight_dtype, row in ((None, "| float16 | 89 | 44 | 44 |"), ("int8", "| 102 | 51 | 51 |")):
+        capacity = plan_memory(config(LLAMA_7B), request(weight_dtype=weight_dtype)).capacity
+        numbers = f"| {capacity.paged_mean} | {capacity.paged_full} | {capacity.contiguous} |"
+        assert row.endswith(numbers)
+        assert row in page
+    for number in ("6,738,415,616", "524,288", "20.55 GiB", "14.28 GiB", "9.84 GiB", "9.80 GiB"):
+        assert number in page
