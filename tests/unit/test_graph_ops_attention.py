@@ -205,9 +205,9 @@ def test_pages_behind_the_window_may_be_gone(run) -> None:  # type: ignore[no-un
     case = make_case([(2, 11)], window=3)
     expected = run(case)
     table = case.inputs["block_table"]
-    for cache in (case.inputs["key_cache"], case.inputs["value_cache"]):
-        cache[table[0, 0]] = np.nan
-        cache[table[0, 1], :3] = np.nan
+    for pages in (case.inputs["key_cache"], case.inputs["value_cache"]):
+        pages[table[0, 0]] = np.nan
+        pages[table[0, 1], :3] = np.nan
     table[0, 0] = 0
     np.testing.assert_array_equal(run(case), expected)
 
