@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
+from pathlib import Path
 
 import numpy as np
-
-from pagedom.runtime.om_file import Graph, Node, TensorDesc, WeightLayout, WeightRef
+from pagedom.runtime.artifact import building_artifact
+from pagedom.runtime.manifest import Binding, Manifest, ModelGeometry, OutputBinding
+from pagedom.runtime.om_file import Graph, Node, TensorDesc, WeightLayout, WeightRef, write_om
 from pagedom.runtime.om_file.model_def import ModelDef
+
+MANIFEST = Manifest(
+    schema=1,
+    name="demo",
+    target="host",
+    soc=None,
+    dtype="float32",
+    page_size=32,
+    max_seq_len=64,
+    max_batch=2,
+    table_width=2,
+    cache_layout="P,K,S,D",
+    model=ModelGeometry("llama", 4, 3, 1, 1, 1, 3, None, ()),
+    inputs=(Binding("x", "input_ids", "float32", ("T", 3)),),
+    outputs=(OutputBinding("y", "logits", "float32", ("R", 4)),),
+)
 
 MODEL_DEF, WEIGHTS, TASKS, TBE, INOUT = 0, 1, 2, 3, 8
 
@@ -69,3 +88,14 @@ def linear_model(rows: int = -1) -> tuple[ModelDef, WeightLayout, np.ndarray]:
         ],
     )
     return ModelDef("demo", [graph]), layout, weight
+
+
+def build_artifact(output: Path, name: str = "demo") -> Path:
+    """Write an artefact around linear_model() with one more file in a sub-folder."""
+    model, layout, _ = linear_model()
+    with building_artifact(output) as builder:
+        write_om(builder.folder / "model.om", model, layout.blobs)
+        (builder.folder / "tokenizer").mkdir()
+        (builder.folder / "tokenizer" / "t.json").write_text("{}")
+        builder.manifest = dataclasses.replace(MANIFEST, name=name)
+    return output

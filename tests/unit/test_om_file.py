@@ -11,7 +11,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from om_samples import INOUT, MODEL_DEF, TASKS, TBE, WEIGHTS, file_of, linear_model, tiny, wide
-
 from pagedom.runtime.om_file import (
     Graph,
     ModelDef,
@@ -331,7 +330,7 @@ def test_stored_offsets_are_ignored_as_by_the_loader_but_noticed(tmp_path):
 def test_other_files_are_named(tmp_path):
     path = tmp_path / "x.om"
     path.write_bytes(b"this is fake om\n")
-    with pytest.raises(OmFormatError, match="not an .om file.*16 bytes"):
+    with pytest.raises(OmFormatError, match=r"not an .om file.*16 bytes"):
         read_om(path)
     path.write_bytes(b"")
     with pytest.raises(OmFormatError, match="the file is empty"):
@@ -348,7 +347,7 @@ def test_other_files_are_named(tmp_path):
 def test_a_file_without_a_graph_says_what_it_has(tmp_path):
     path = tmp_path / "x.om"
     path.write_bytes(file_of(wide([(WEIGHTS, b"w")])))
-    with read_om(path) as om, pytest.raises(OmFormatError, match="no MODEL_DEF.*WEIGHTS_DATA"):
+    with read_om(path) as om, pytest.raises(OmFormatError, match=r"no MODEL_DEF.*WEIGHTS_DATA"):
         _ = om.model_def
 
 

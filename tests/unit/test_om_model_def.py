@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from om_samples import linear_model
-
 from pagedom.runtime.om_file import Graph, ListListInt, ModelDef, Node, OmFormatError, TensorDesc
 from pagedom.runtime.om_file.attr_compression import decode_index, encode_index
 from pagedom.runtime.om_file.ge_graph import DataTypeValue, OpaqueAttr, WeightRef
@@ -135,7 +134,7 @@ def test_unknown_fields_survive_at_every_level():
 
 
 def test_bytes_that_are_no_message_are_an_error():
-    with pytest.raises(OmFormatError, match="not a ge.proto.ModelDef"):
+    with pytest.raises(OmFormatError, match=r"not a ge.proto.ModelDef"):
         ModelDef.from_bytes(b"\xff\xff\xff")
 
 
