@@ -75,10 +75,12 @@ class Checkpoint:
         values = self.tensor(name)
         result, saturation = cast_array(values, dtype, f"{self._info(name).path}: tensor {name}")
         if saturation is not None:
-            self.warnings.append(
+            text = (
                 f"tensor {name}: {saturation.count} of {values.size} values exceed {dtype} and "
                 f"were saturated, the largest is {saturation.worst:g}; float32 keeps them"
             )
+            if text not in self.warnings:  # a tensor may be cast more than once
+                self.warnings.append(text)
         return result
 
     def report(self) -> WeightReport:

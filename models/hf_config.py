@@ -166,7 +166,9 @@ def _family(keys: KeyReader) -> Family:
     family = family_by_type(model_type)
     if family is None:
         raise keys.error("model_type", model_type, f"allowed are {allowed}")
-    if architectures and not set(architectures) & set(family.architectures):
+    if not isinstance(architectures, list):
+        raise keys.error("architectures", architectures, "allowed is a list of class names")
+    if architectures and not any(a in family.architectures for a in architectures):
         rule = f"for model_type {model_type} allowed is {', '.join(family.architectures)}"
         raise keys.error("architectures", architectures, rule)
     return family

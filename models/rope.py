@@ -50,7 +50,7 @@ class RopeConfig:
         if self.kind not in KINDS:
             raise ConfigError(f"rope kind is {self.kind!r}; allowed are {', '.join(KINDS)}")
         if self.dim < 2 or self.dim % 2:
-            raise ConfigError(f"rope dim is {self.dim}; allowed is an even number of at least 2")
+            raise ConfigError(f"head_dim is {self.dim}; rotary embedding needs an even number")
         if not self.theta > 1.0:
             raise ConfigError(f"rope_theta is {self.theta}; allowed is a number above 1")
         if not (math.isfinite(self.factor) and self.factor >= 1.0):

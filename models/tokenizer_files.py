@@ -158,9 +158,10 @@ def _names_by_id(tokenizer: Mapping[str, Any]) -> dict[int, str]:
     if isinstance(vocabulary, dict):
         names = {i: text for text, i in vocabulary.items() if isinstance(i, int)}
     elif isinstance(vocabulary, list):  # Unigram: [text, score] in id order
-        names = {i: row[0] for i, row in enumerate(vocabulary)}
+        names = {i: str(row[0]) for i, row in enumerate(vocabulary) if isinstance(row, list)}
     for token in tokenizer.get("added_tokens") or []:
-        names[token["id"]] = token["content"]
+        if isinstance(token, dict) and isinstance(token.get("id"), int):
+            names[token["id"]] = str(token.get("content"))
     return names
 
 
@@ -179,8 +180,11 @@ def _adds_bos(own: Mapping[str, Any], content: bytes, bos_id: int | None) -> boo
         return False
     from tokenizers import Tokenizer  # the post-processor is the only other place that says it
 
-    ids = Tokenizer.from_str(content.decode("utf-8")).encode("", add_special_tokens=True).ids
-    return bos_id in ids
+    try:
+        tokenizer = Tokenizer.from_str(content.decode("utf-8"))
+    except Exception as problem:  # the library raises plain Exception
+        raise TokenizerError(f"{TOKENIZER}: is not a tokenizer ({problem})") from problem
+    return bos_id in tokenizer.encode("", add_special_tokens=True).ids
 
 
 def _vocabulary_warnings(names: Mapping[int, str], config: ModelConfig) -> list[str]:

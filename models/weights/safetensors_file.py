@@ -110,7 +110,7 @@ class SafetensorsFile:
         dtype: Any = entry.get("dtype")
         shape: Any = entry.get("shape")
         offsets: Any = entry.get("data_offsets")
-        if dtype not in _DTYPES:
+        if not isinstance(dtype, str) or dtype not in _DTYPES:
             raise WeightError(f"{where}: dtype is {shown(dtype)}; known are {', '.join(_DTYPES)}")
         if not _is_sizes(shape):
             raise WeightError(f"{where}: shape is {shown(shape)}; allowed are integers from 0 on")
