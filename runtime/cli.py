@@ -10,8 +10,9 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -57,13 +58,23 @@ Exit codes:
 class RunOm(LazyGroup):
     """The top-level command: turns every error into a message and an exit code."""
 
-    def main(self, args: Sequence[str] | None = None, **settings: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
         """Run and exit; with standalone_mode=False errors are raised, as click does."""
-        if not settings.pop("standalone_mode", True):
-            return super().main(args, standalone_mode=False, **settings)
+        run: Callable[..., Any] = partial(
+            super().main, args, prog_name, complete_var, standalone_mode=False, **extra
+        )
+        if not standalone_mode:
+            return run()
         state = {"debug": False}
         try:
-            result = super().main(args, standalone_mode=False, obj=state, **settings)
+            result = run(obj=state)
             code = result if isinstance(result, int) else OK
         except click.ClickException as error:
             error.show()

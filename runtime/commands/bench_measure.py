@@ -116,7 +116,7 @@ def run_workload(engine: Engine, workload: Workload, reps: int, cache: str) -> M
         run["steps"] = after.steps - before.steps
         run["preemptions"] = after.preemptions - before.preemptions
         runs.append(run)
-    median = {
+    median: dict[str, Any] = {
         key: None if runs[0][key] is None else type(runs[0][key])(
             statistics.median(run[key] for run in runs)
         )

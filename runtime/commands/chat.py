@@ -148,7 +148,7 @@ def _interactive() -> bool:
 def _lines() -> Iterator[str]:
     """Yield the user's non-empty lines until the end of the input."""
     if not _interactive():
-        yield from (line for raw in click.get_text_stream("stdin") if (line := raw.strip()))
+        yield from (line for raw in sys.stdin if (line := raw.strip()))
         return
     while True:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import click
 
@@ -34,14 +33,11 @@ def rate(count: int, seconds: float | None) -> str:
     return f"{count / seconds:.1f} tok/s" if seconds else "-"
 
 
-class ByteSize(click.ParamType):
-    """A number of bytes: 512M, 1.5G, 1073741824; K, M, G and T are powers of 1024."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse a size; an unknown form is a usage error that shows a good one."""
-        match = _SIZE.fullmatch(str(value).strip())
-        if match is None:
-            self.fail(f"{value!r} is not a size: write bytes like 512M, 1.5G or 1073741824.")
-        return int(float(match[1]) * 1024 ** _UNITS.index(match[2].upper()))
+def byte_size(value: str) -> int:
+    """Parse a size: 512M, 1.5G, 1073741824; K, M, G and T are powers of 1024."""
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise click.BadParameter(
+            f"{value!r} is not a size: write bytes like 512M, 1.5G or 1073741824."
+        )
+    return int(float(match[1]) * 1024 ** _UNITS.index(match[2].upper()))

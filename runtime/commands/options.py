@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .console import ByteSize
+from .console import byte_size
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -76,7 +76,12 @@ def engine_options(function: AnyFunction) -> AnyFunction:
         click.option(
             "--num-pages", type=_COUNT, help="Pages of the KV cache; page 0 is never used."
         ),
-        click.option("--kv-bytes", type=ByteSize(), help="Size of the KV cache, like 512M or 2G."),
+        click.option(
+            "--kv-bytes",
+            type=byte_size,
+            metavar="SIZE",
+            help="Size of the KV cache, like 512M or 2G.",
+        ),
         click.option("--max-batch", type=_COUNT, help="Most sequences computed at once."),
         click.option("--max-batch-tokens", type=_COUNT, help="Most tokens of one step."),
         click.option("--threads", type=click.IntRange(min=0), help="CPU threads; 0 = all."),

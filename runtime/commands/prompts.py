@@ -34,7 +34,7 @@ def read_prompts(texts: Sequence[str], file: Path | None) -> list[Prompt]:
     if not texts and file is None:
         if sys.stdin.isatty():
             raise click.UsageError(_NO_PROMPT)
-        text = click.get_text_stream("stdin").read()
+        text = sys.stdin.read()
         prompts = [text.removesuffix("\n")] if text.strip() else []
     if not prompts:
         raise click.UsageError(_NO_PROMPT)
@@ -44,7 +44,7 @@ def read_prompts(texts: Sequence[str], file: Path | None) -> list[Prompt]:
 def _from_file(file: Path) -> list[Prompt]:
     """Read a JSON list of texts or of lists of token ids, else one prompt a line; "-" is stdin."""
     if str(file) == "-":
-        content = click.get_text_stream("stdin").read()
+        content = sys.stdin.read()
     else:
         content = file.read_text(encoding="utf-8")
     if not content.lstrip().startswith("["):
