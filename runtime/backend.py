@@ -18,7 +18,8 @@ class ModelFacts:
     """Facts of a compiled model, from its manifest.
 
     bindings: its inputs; None means every source with its default dtype. table_width is M;
-    max_batch the largest B it was compiled for, 0 = any.
+    max_batch the largest B it was compiled for, 0 = any. gear_tokens, gear_seqs: T and B of its
+    largest gears, which the staging buffer must hold; 0 = it has none.
     """
 
     vocab_size: int
@@ -28,6 +29,8 @@ class ModelFacts:
     eos_ids: tuple[int, ...] = ()
     bindings: Sequence[SourceBinding] | None = None
     max_batch: int = 0
+    gear_tokens: int = 0
+    gear_seqs: int = 0
 
 
 class StepOutput(Protocol):
@@ -36,8 +39,8 @@ class StepOutput(Protocol):
     def argmax(self) -> npt.NDArray[np.int32] | None:
         """Return the most probable token of each row of logits, if the model has it: int32 [R]."""
 
-    def logits(self) -> npt.NDArray[np.float32]:
-        """Return the rows of logits: float32 [R, V]."""
+    def logits(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.float32]:
+        """Return these rows of the logits: float32 [n, V]."""
 
 
 class Backend(Protocol):

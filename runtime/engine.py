@@ -66,6 +66,7 @@ class Engine:
                 f"options and {', '.join(settings)} were both given: put all settings in one place"
             )
         self.options = options or EngineOptions.of(**settings)
+        backend: Backend
         if isinstance(artifact, (str, Path)):
             from .artifact_backend import open_artifact
 

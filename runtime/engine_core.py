@@ -80,7 +80,10 @@ class EngineCore:
         self._all_greedy = False
         self._backend = backend
         limits = BatchLimits(
-            policy.max_batch_tokens, policy.max_batch, geometry.table_width, policy.page_size
+            max(policy.max_batch_tokens, geometry.gear_tokens),
+            max(policy.max_batch, geometry.gear_seqs),
+            geometry.table_width,
+            policy.page_size,
         )
         layout = BatchLayout.of(limits, geometry.bindings)
         self._batch: PackedBatch = backend.open(options.num_pages, layout)
@@ -204,19 +207,22 @@ class EngineCore:
         return self._sample(step, self._backend.wait())
 
     def _sample(self, step: Step, output: StepOutput) -> Tokens:
-        if not step.chunks and self._all_greedy:
-            best = output.argmax()
-            if best is not None:
-                return best
+        best = output.argmax()
+        if best is not None and not step.chunks and self._all_greedy:
+            return best[: step.num_decode]
         rows = step.sampling_rows
         if not rows.size:
             return NO_TOKENS
-        if self.sampler.all_greedy(rows):
-            best = output.argmax()
-            if best is not None:
-                return best[: rows.size]
-        positions = self.rows.num_tokens[rows].astype(np.int64)
-        return sample(self.sampler, rows, output.logits()[: rows.size], positions)
+        # Whole rows of logits are moved only for the requests that need them.
+        drawn = np.arange(rows.size)
+        tokens = np.empty(rows.size, np.int32)
+        if best is not None:
+            tokens[:] = best[: rows.size]
+            drawn = np.flatnonzero(~self.sampler.greedy[rows] | (self.sampler.bias_count[rows] > 0))
+        if drawn.size:
+            positions = self.rows.num_tokens[rows[drawn]].astype(np.int64)
+            tokens[drawn] = sample(self.sampler, rows[drawn], output.logits(drawn), positions)
+        return tokens
 
     def _commit(self, step: Step, sampled: Tokens) -> None:
         with self.hub.lock:

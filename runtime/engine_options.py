@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from .acl.options import AclOptions
 from .backend import ModelFacts
 from .engine_core import CoreOptions
 from .page_pool import pages_for
@@ -30,6 +31,7 @@ class EngineOptions:
     num_pages, kv_bytes: size of the cache, one of them, the null page included; None sizes it for
     max_batch sequences of average_length tokens, times 1.5.
     cache: "paged", or "contiguous" for the padded baseline. threads: of the executor, 0 = all.
+    acl: everything about the host device, in place of executor, threads and checked (tests).
     checked: validate every batch, and keep a ledger of the device's resources. page_trace: a file
     to record who holds which page.
     """
@@ -43,6 +45,7 @@ class EngineOptions:
     average_length: int | None = None
     cache: Literal["paged", "contiguous"] = "paged"
     threads: int | None = None
+    acl: AclOptions | None = None
     checked: bool = False
     reserve_pages: float = 1.0
     page_trace: str | Path | None = None
@@ -77,7 +80,7 @@ class EngineOptions:
             )
         policy = SchedulerPolicy(
             max_batch=max_batch,
-            max_batch_tokens=self.max_batch_tokens or max(DEFAULT_MAX_BATCH_TOKENS, max_batch),
+            max_batch_tokens=self._max_batch_tokens(geometry, max_batch),
             page_size=geometry.cache.page_size,
             max_seq_len=geometry.max_seq_len,
             reserve_pages=self.reserve_pages,
@@ -86,6 +89,19 @@ class EngineOptions:
         _warn_if_small(num_pages, policy)
         contiguous = self.cache == "contiguous"
         return CoreOptions(policy, num_pages, contiguous, checked=self.checked)
+
+    def _max_batch_tokens(self, geometry: ModelFacts, max_batch: int) -> int:
+        largest = geometry.gear_tokens
+        given = self.max_batch_tokens
+        if given is None:
+            default = max(DEFAULT_MAX_BATCH_TOKENS, max_batch)
+            return min(default, largest) if largest else default
+        if largest and given > largest:
+            raise ValueError(
+                f"max_batch_tokens is {given}, but the largest gear of the artefact has {largest} "
+                "tokens: lower it, or compile again with a larger gear"
+            )
+        return given
 
     def _num_pages(self, geometry: ModelFacts, max_batch: int) -> int:
         if self.num_pages is not None:

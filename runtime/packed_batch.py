@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .dtypes import dtype as dtype_of
+from .page_pool import NULL_PAGE
 from .sequences import SequenceRows
 from .step import Step
 
@@ -197,6 +198,30 @@ class PackedBatch:
             self._put("logits_rows", self._ramp[: step.num_decode])
             return
         self._fill_chunks(step, rows)
+
+    def pad(self, num_tokens: int, num_seqs: int, num_logits: int) -> None:
+        """Pad the step to a gear: a dummy sequence on the null page, then empty sequences.
+
+        See `gears`. The caller has checked that a row is free where padding tokens are.
+        """
+        t, b, r = self.num_tokens, self.num_seqs, self.num_logits
+        dummy = num_tokens - t
+        self.num_tokens, self.num_seqs, self.num_logits = num_tokens, num_seqs, num_logits
+        self.table()[b:] = NULL_PAGE
+        limits = self.layout.limits
+        visible = min(dummy, limits.table_width * limits.page_size)
+        for source, start, end, values in (
+            ("input_ids", t, num_tokens, 0),
+            ("positions", t, num_tokens, self._ramp[:dummy] % max(visible, 1)),
+            ("slot_mapping", t, num_tokens, -1),
+            ("cu_seqlens", b + 1, num_seqs + 1, num_tokens),
+            ("seq_ends", b, num_seqs, num_tokens),
+            ("kv_lens", b, num_seqs, 0),
+            ("kv_lens", b, min(b + 1, num_seqs), visible),
+            ("logits_rows", r, num_logits, 0),
+        ):
+            if source in self._full:
+                self._full[source][start:end] = values
 
     def table(self) -> npt.NDArray[np.int32]:
         """Return the step's block table, also where the model does not read one: int32 [B,M]."""

@@ -121,7 +121,10 @@ class PagePool:
         if count < 1 or count > ids.size:
             return None
         fits = np.flatnonzero(ids[count - 1 :] - ids[: ids.size - count + 1] == count - 1)
-        return ids[fits[0] : fits[0] + count] if fits.size else None
+        if not fits.size:
+            return None
+        run: PageIds = ids[fits[0] : fits[0] + count]
+        return run
 
     def take_exactly(self, ids: PageIds, owner: int | npt.NDArray[np.int64] = NOBODY) -> None:
         """Take the free pages `ids`; raises PageError, with nothing changed, when one is held."""

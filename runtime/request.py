@@ -193,7 +193,8 @@ class Request:
         """Return a view of all known tokens, prompt first."""
         if self._rows is None:
             return self._tokens
-        return self._rows.tokens[self.row, : self._rows.num_tokens[self.row]]
+        known: Tokens = self._rows.tokens[self.row, : self._rows.num_tokens[self.row]]
+        return known
 
     def enter(self, rows: SequenceRows, row: int) -> None:
         """Record that the tokens now live in `row`."""

@@ -46,8 +46,8 @@ class ClosedFormOutput:
     def argmax(self) -> np.ndarray | None:
         return self._tokens if self._device_argmax else None
 
-    def logits(self) -> np.ndarray:
-        return np.eye(VOCAB, dtype=np.float32)[self._tokens] * 8
+    def logits(self, rows: np.ndarray) -> np.ndarray:
+        return np.eye(VOCAB, dtype=np.float32)[self._tokens[rows]] * 8
 
 
 class ClosedFormBackend:

@@ -112,7 +112,7 @@ def test_runs_are_neighbours_and_exact():
     assert pool.peek_run(5) is None
     assert pool.take_run(4).tolist() == [4, 5, 6, 7]
     assert pool.statistics().longest_free_run == 2
-    with pytest.raises(PageError, match="page 3 is not free.*request 5"):
+    with pytest.raises(PageError, match=r"page 3 is not free.*request 5"):
         pool.take_exactly(ids(1, 3))
     assert pool.num_free == 4
 

@@ -70,7 +70,7 @@ class TestAdmission:
 
     def test_a_prompt_as_long_as_the_model(self):
         core = make_core(num_pages=40, max_batch=4)
-        with pytest.raises(RequestError, match="has 64 tokens.*at most 63"):
+        with pytest.raises(RequestError, match=r"has 64 tokens.*at most 63"):
             submit(core, prompt(64), 1)
         last = submit(core, prompt(63), 9)
         run(core)
@@ -413,5 +413,5 @@ def test_the_padded_baseline_counts_the_worked_example(worked_example):
 
 def test_a_pool_too_small_for_one_reservation_is_refused():
     core = make_core(num_pages=9, max_batch=2, cache="contiguous")
-    with pytest.raises(RequestError, match="reserves 16 neighbouring pages.*pool has 8"):
+    with pytest.raises(RequestError, match=r"reserves 16 neighbouring pages.*pool has 8"):
         submit(core, prompt(3), 1)
