@@ -108,7 +108,7 @@ class PagePool:
         """Return `count` page ids for `owner` (one, or one each), or None if they do not fit."""
         if count > self._top:
             return None
-        ids = self._stack[self._top - count : self._top][::-1].copy()
+        ids: PageIds = self._stack[self._top - count : self._top][::-1].copy()
         self._top -= count
         self._hold(ids, owner)
         return ids

@@ -119,7 +119,8 @@ class Request:
     def tokens(self) -> Tokens:
         """A copy of all known tokens, prompt first: int32."""
         with self._hub.lock:
-            return self.known_tokens().copy()
+            tokens: Tokens = self.known_tokens().copy()
+        return tokens
 
     @property
     def output_tokens(self) -> Tokens:
