@@ -50,9 +50,11 @@ class OmModel:
         self._shapes: dict[int, tuple[int, ...]] = {}  # input index -> shape told last
         self._extents = (-1, -1, -1)  # T, B, R of the shapes told last
         self._batch: PackedBatch | None = None
-        self._staging = 0
+        self._staging = 0  # on the device
+        self._staging_host = 0
         self._argmax: NDArray[np.int32] | None = None
         self._argmax_pointer = 0
+        self._argmax_host = 0
         self._caches_bound = not self._caches
         self._in_flight = False
         num_inputs = len(self.bindings.inputs) + (self.bindings.gear_input is not None)
@@ -108,6 +110,7 @@ class OmModel:
         self._open_outputs(layout)
         buffer = self._malloc_host(layout.nbytes)
         buffer[:] = 0
+        self._staging_host = int(buffer.ctypes.data)
         self._batch = PackedBatch(layout, buffer)
         return self._batch
 
@@ -150,7 +153,7 @@ class OmModel:
         rows = batch.num_logits
         try:
             device.copy_async(
-                self._staging, batch.buffer.ctypes.data, batch.nbytes, MemcpyKind.HOST_TO_DEVICE
+                self._staging, self._staging_host, batch.nbytes, MemcpyKind.HOST_TO_DEVICE
             )
             acl = device.acl
             code = acl.mdl.execute_async(
@@ -160,7 +163,7 @@ class OmModel:
                 check(acl, "mdl.execute_async", code)
             if self._argmax is not None:
                 device.copy_async(
-                    self._argmax.ctypes.data,
+                    self._argmax_host,
                     self._argmax_pointer,
                     rows * self._argmax.itemsize,
                     MemcpyKind.DEVICE_TO_HOST,
@@ -225,6 +228,7 @@ class OmModel:
                 raise OmModelError(f"output {argmax.name!r} must be int32, is {argmax.dtype.name}")
             self._argmax = self._malloc_host(limits.max_seqs * 4).view(np.int32)
             self._argmax_pointer = pointers["argmax"]
+            self._argmax_host = int(self._argmax.ctypes.data)
         self.output.attach(pointers.get("logits", 0), self._argmax)
 
     def _reshape(self, batch: PackedBatch) -> None:

@@ -51,7 +51,7 @@ class Io:
     def accepts(self, dims: Shape) -> bool:
         """Whether dims agree with every fixed extent."""
         return len(dims) == len(self.dims) and all(
-            given == fixed or (fixed < 0 <= given) for given, fixed in zip(dims, self.dims)
+            given >= 0 and fixed in (-1, given) for given, fixed in zip(dims, self.dims)
         )
 
 
