@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from .errors import ConfigError
 
 _MISSING: Any = object()
+_MAX_INTEGER = 2**31 - 1  # shapes and ids are int32 all the way down
+MAX_LAYERS = 4096  # bounds what a damaged file can make us allocate
 
 
 class KeyReader:
@@ -33,8 +35,14 @@ class KeyReader:
         """Tell whether `key` is there at all, null included."""
         return key in self._values
 
-    def integer(self, key: str, default: int | None = _MISSING, minimum: int = 1) -> Any:
-        """Return an int >= `minimum`; raises ConfigError for anything else."""
+    def integer(
+        self,
+        key: str,
+        default: int | None = _MISSING,
+        minimum: int = 1,
+        maximum: int = _MAX_INTEGER,
+    ) -> Any:
+        """Return an int from `minimum` to `maximum`; raises ConfigError for anything else."""
         value = self.take(key, default)
         if value is default and default is not _MISSING:
             return default
@@ -42,6 +50,8 @@ class KeyReader:
             raise self.error(key, None, f"it is required: an integer of at least {minimum}")
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.error(key, value, f"allowed is an integer of at least {minimum}")
+        if value > maximum:
+            raise self.error(key, value, f"allowed is an integer of at most {maximum}")
         return value
 
     def number(self, key: str, default: float | None = _MISSING, above: float = 0.0) -> Any:
@@ -53,7 +63,7 @@ class KeyReader:
             raise self.error(key, None, f"it is required: a number above {above:g}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(key, value, f"allowed is a finite number above {above:g}")
-        if not math.isfinite(value) or value <= above:
+        if not above < value <= sys.float_info.max:  # nan and infinity fail here too
             raise self.error(key, value, f"allowed is a finite number above {above:g}")
         return float(value)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .config import ModelConfig
-from .config_keys import KeyReader, shown
+from .config_keys import MAX_LAYERS, KeyReader, shown
 from .errors import ConfigError
 from .families import FAMILIES, Family, families_by_arch, family_by_type
 from .rope import RopeConfig, yarn_mscale
@@ -58,7 +58,7 @@ def read_gguf_config(
     own = {k.removeprefix(arch + "."): v for k, v in metadata.items() if k.startswith(arch + ".")}
     keys = KeyReader(own, f"GGUF metadata {arch}")
     _refuse_unsupported(keys)
-    num_layers = keys.integer("block_count")
+    num_layers = keys.integer("block_count", maximum=MAX_LAYERS)
     num_heads = _same_everywhere(keys, "attention.head_count", None)
     head_dim = _head_dim(keys, num_heads)
     window = keys.integer("attention.sliding_window", None, minimum=0) or -1

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .config import ModelConfig
-from .config_keys import KeyReader, shown
+from .config_keys import MAX_LAYERS, KeyReader, shown
 from .errors import ConfigError
 from .families import FAMILIES, Family, family_by_type
 from .rope import RopeConfig
@@ -119,7 +119,7 @@ def read_hf_config(
     keys = KeyReader(values, "config.json")
     family = _family(keys)
     _refuse_unsupported(keys)
-    num_layers = keys.integer("num_hidden_layers")
+    num_layers = keys.integer("num_hidden_layers", maximum=MAX_LAYERS)
     num_heads = keys.integer("num_attention_heads")
     hidden_size = keys.integer("hidden_size")
     head_dim = _head_dim(keys, hidden_size, num_heads)

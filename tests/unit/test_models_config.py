@@ -158,6 +158,12 @@ def test_unknown_key_becomes_a_note_and_harmless_ones_do_not(toy):
         ("hidden_size", True, "hidden_size is True"),
         ("hidden_size", 33, "multiple of num_attention_heads, 4"),
         ("num_key_value_heads", 3, "num_key_value_heads is 3; it must divide"),
+        (
+            "num_hidden_layers",
+            10**9,
+            "num_hidden_layers is 1000000000; allowed is an integer of at",
+        ),
+        ("rope_theta", 10**400, "allowed is a finite number above 1"),
         ("head_dim", 7, "head_dim is 7"),
         ("rms_norm_eps", float("nan"), "rms_norm_eps is nan"),
         ("rope_theta", -1.0, "rope_theta is -1"),

@@ -18,7 +18,8 @@ def spm(**changes):
     """Return a small SentencePiece vocabulary: bytes, letters and a few words."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
     types = [2, 3, 3, *[6] * 256]
-    words = {"▁": -9, "a": -8, "b": -7, "ab": -1, "▁a": -2, "abab": -3, "▁ab": -4, "<x>": 0}
+    # In an order that is not that of the scores.
+    words = {"▁": -9, "a": -8, "b": -7, "▁ab": -4, "▁a": -2, "abab": -3, "ab": -1, "<x>": 0}
     metadata = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": [*tokens, *words],
