@@ -2,19 +2,24 @@
 
     from pagedom import Engine, SamplingParams
 
-Names are loaded when they are first used, so that importing the package costs nothing.
+Names load when they are first used, so importing the package costs nothing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .runtime.artifact import Artifact, ArtifactError
     from .runtime.engine import Engine, EngineError
     from .runtime.engine_options import EngineOptions
-    from .runtime.request import Completion, Request, RequestError
+    from .runtime.engine_statistics import EngineStatistics
+    from .runtime.request import Completion, Request, RequestError, RequestFailed
     from .runtime.sampling_params import SamplingError, SamplingParams
+    from .runtime.tokenizer import Tokenizer
+
+__version__ = "0.1.0"
 
 __all__ = [
     "Artifact",
@@ -23,33 +28,39 @@ __all__ = [
     "Engine",
     "EngineError",
     "EngineOptions",
+    "EngineStatistics",
     "Request",
     "RequestError",
+    "RequestFailed",
     "SamplingError",
     "SamplingParams",
+    "Tokenizer",
+    "__version__",
 ]
 
+_HOME_OF = {
+    "Artifact": "artifact",
+    "ArtifactError": "artifact",
+    "Completion": "request",
+    "Engine": "engine",
+    "EngineError": "engine",
+    "EngineOptions": "engine_options",
+    "EngineStatistics": "engine_statistics",
+    "Request": "request",
+    "RequestError": "request",
+    "RequestFailed": "request",
+    "SamplingError": "sampling_params",
+    "SamplingParams": "sampling_params",
+    "Tokenizer": "tokenizer",
+}
 
-def __getattr__(name: str) -> Any:
-    """Load a public name; raises AttributeError for an unknown one."""
-    homes = {
-        "Artifact": "artifact",
-        "ArtifactError": "artifact",
-        "Completion": "request",
-        "Engine": "engine",
-        "EngineError": "engine",
-        "EngineOptions": "engine_options",
-        "Request": "request",
-        "RequestError": "request",
-        "SamplingError": "sampling_params",
-        "SamplingParams": "sampling_params",
-    }
-    if name not in homes:
-        raise AttributeError(f"module 'pagedom' has no attribute {name!r}")
-    import importlib
 
-    return getattr(importlib.import_module(f".runtime.{homes[name]}", __name__), name)
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f".runtime.{_HOME_OF[name]}", __name__)
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted(__all__)
