@@ -128,10 +128,7 @@ _TABLE: dict[int, ErrorRow] = {
     500003: ErrorRow("the runtime failed; the detail says why"),
     500004: ErrorRow("the driver failed; the detail says why"),
     # -- runtime: the caller's mistake
-    107000: ErrorRow(
-        "invalid parameter",
-        "In acl.init: bad JSON, or another configuration than the first init had.",
-    ),
+    107000: ErrorRow("invalid parameter"),
     107001: ErrorRow(
         "invalid device id",
         "The id must be below acl.rt.get_device_count(); "

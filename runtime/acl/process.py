@@ -12,9 +12,11 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from .error_table import REPEAT_INITIALIZE
+from .error_table import REPEAT_INITIALIZE, RT_PARAM_INVALID
 from .errors import check
 from .protocol import Acl
+
+_INIT_HINT = "The configuration is bad JSON, or differs from that of the process's first init."
 
 
 @dataclass
@@ -40,7 +42,7 @@ class Starts:
                 if code == REPEAT_INITIALIZE:
                     acl.get_recent_err_msg()  # or it would explain some later failure
                 else:
-                    check(acl, "init", code)
+                    check(acl, "init", code, _INIT_HINT if code == RT_PARAM_INVALID else "")
                 start = self._starts[id(acl)] = _Start(acl, 0, ours=code == 0)
             start.users += 1
 
