@@ -1,4 +1,4 @@
-"""An exported model in stock onnxruntime against a dense LLaMA forward that is written here."""
+"""An exported model in stock onnxruntime against the dense forward of `dense_llama`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from dense_llama import dense_logits
 from pagedom.compiler.export import ExportOptions, export_onnx
 from pagedom.compiler.onnx_weights import attach_weights, save_onnx
 from pagedom.graph_ops.bodies import to_torch
@@ -62,50 +63,6 @@ class Checkpoint:
 
     def cast(self, name: str, dtype: str) -> np.ndarray:
         return self.tensors[name].astype(dtype)
-
-
-def dense_logits(config: ModelConfig, weights: dict[str, np.ndarray], ids: list[int]) -> np.ndarray:
-    """Return the logits [len(ids), V] of one sequence: whole matrices, a full mask, float64."""
-
-    def linear(x: np.ndarray, name: str) -> np.ndarray:
-        y = x @ weights[f"{name}.weight"].astype(np.float64).T
-        return y + weights[f"{name}.bias"] if f"{name}.bias" in weights else y
-
-    def norm(x: np.ndarray, name: str) -> np.ndarray:
-        size = np.sqrt((x**2).mean(-1, keepdims=True) + config.rms_norm_eps)
-        return x / size * weights[f"{name}.weight"]
-
-    def rotate(x: np.ndarray) -> np.ndarray:  # [n, heads, D], as complex numbers
-        half = config.head_dim // 2
-        frequency = config.rope.theta ** (-np.arange(half) / half)
-        turn = np.exp(1j * np.outer(np.arange(len(x)), frequency))[:, None]
-        spun = (x[..., :half] + 1j * x[..., half:]) * turn
-        return np.concatenate([spun.real, spun.imag], axis=-1)
-
-    count, dim = len(ids), config.head_dim
-    embedding = weights["model.embed_tokens.weight"].astype(np.float64)
-    x = embedding[ids]
-    for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}"
-        normal = norm(x, f"{prefix}.input_layernorm")
-        q, k, v = (linear(normal, f"{prefix}.self_attn.{n}_proj") for n in "qkv")
-        q, k = rotate(q.reshape(count, -1, dim)), rotate(k.reshape(count, -1, dim))
-        repeat = config.num_heads // config.num_kv_heads
-        k = np.repeat(k, repeat, axis=1)
-        v = np.repeat(v.reshape(count, -1, dim), repeat, axis=1)
-        age = np.arange(count)[:, None] - np.arange(count)[None]
-        hidden = age < 0
-        if config.windows[layer] > 0:
-            hidden |= age >= config.windows[layer]
-        scores = np.einsum("ihd,jhd->hij", q, k) / np.sqrt(dim)
-        scores = np.exp(np.where(hidden, -np.inf, scores))
-        mixed = np.einsum("hij,jhd->ihd", scores / scores.sum(-1, keepdims=True), v)
-        x = x + linear(mixed.reshape(count, -1), f"{prefix}.self_attn.o_proj")
-        normal = norm(x, f"{prefix}.post_attention_layernorm")
-        gate, up = (linear(normal, f"{prefix}.mlp.{n}_proj") for n in ("gate", "up"))
-        x = x + linear(gate / (1 + np.exp(-gate)) * up, f"{prefix}.mlp.down_proj")
-    head = weights.get("lm_head.weight", embedding)
-    return norm(x, "model.norm") @ head.astype(np.float64).T
 
 
 class Batch:
@@ -164,24 +121,28 @@ STEPS: list[tuple[dict[str, list[int]], int]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=list(CONFIGS))
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
-    config = CONFIGS[request.param]
+def export(config: ModelConfig, folder: Path, dtype: str) -> tuple[Checkpoint, Path]:
     checkpoint = Checkpoint(config)
-    paths = {}
-    for dtype in ("float32", "float16"):
-        model = export_onnx(config, ExportOptions(dtype, MAX_SEQ_LEN, PAGE_SIZE))
-        attach_weights(model, checkpoint, dtype)
-        paths[dtype] = save_onnx(model, tmp_path_factory.mktemp("onnx") / f"{dtype}.onnx")[0]
-    return config, checkpoint, paths
+    model = export_onnx(config, ExportOptions(dtype, MAX_SEQ_LEN, PAGE_SIZE))
+    attach_weights(model, checkpoint, dtype)
+    return checkpoint, save_onnx(model, folder / "m.onnx")[0]
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("float16", 5e-2)])
-def test_onnxruntime_follows_the_dense_model(  # type: ignore[no-untyped-def]
-    saved, dtype: str, tolerance: float
+@pytest.mark.parametrize(
+    ("name", "dtype", "tolerance"),
+    [
+        ("gqa tied", "float32", 2e-5),
+        ("gqa tied", "float16", 5e-2),
+        ("mha biased untied", "float32", 2e-5),
+        ("windows", "float32", 2e-5),
+    ],
+)
+def test_onnxruntime_follows_the_dense_model(
+    tmp_path: Path, name: str, dtype: str, tolerance: float
 ) -> None:
-    config, checkpoint, paths = saved
-    session = onnxruntime.InferenceSession(paths[dtype], providers=["CPUExecutionProvider"])
+    config = CONFIGS[name]
+    checkpoint, path = export(config, tmp_path, dtype)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     assert session.get_outputs()[0].shape == ["R", config.vocab_size]
     batch = Batch(config, dtype)
     texts: dict[str, list[int]] = {}
@@ -201,8 +162,9 @@ def test_onnxruntime_follows_the_dense_model(  # type: ignore[no-untyped-def]
             np.testing.assert_allclose(results["logits"][row], expected, atol=tolerance * scale)
 
 
-def test_the_torch_module_itself_runs(saved) -> None:  # type: ignore[no-untyped-def]
-    config, checkpoint, _ = saved
+def test_the_torch_module_itself_runs() -> None:
+    config = CONFIGS["mha biased untied"]
+    checkpoint = Checkpoint(config)
     decoder = Decoder(config, MAX_SEQ_LEN, torch.float32)
     tables = dict(zip(("rope.cos.weight", "rope.sin.weight"), cos_sin(config.rope, MAX_SEQ_LEN)))
     state = {name: to_torch(array) for name, array in {**checkpoint.tensors, **tables}.items()}
@@ -215,8 +177,10 @@ def test_the_torch_module_itself_runs(saved) -> None:  # type: ignore[no-untyped
     assert int(keys[0].isfinite().all(-1).all(-1).sum()) == 5
 
 
-def test_files_can_be_moved(saved, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    path = saved[2]["float32"]
+def test_files_can_be_moved(tmp_path: Path) -> None:
+    path = export(LLAMA, tmp_path, "float32")[1]
+    moved = tmp_path / "moved"
+    moved.mkdir()
     for file in (path, path.with_name(path.name + ".data")):
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    onnxruntime.InferenceSession(tmp_path / path.name, providers=["CPUExecutionProvider"])
+        file.rename(moved / file.name)
+    onnxruntime.InferenceSession(moved / path.name, providers=["CPUExecutionProvider"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import ml_dtypes
@@ -61,8 +62,13 @@ class Counted:
         return self.tensors[name].astype(KINDS[dtype])
 
 
-def exported(dtype: str = "float32") -> ir.Model:
+@cache
+def _export(dtype: str) -> ir.Model:
     return export_onnx(CONFIG, ExportOptions(dtype, 32, 4))
+
+
+def exported(dtype: str = "float32") -> ir.Model:
+    return _export(dtype).clone()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
