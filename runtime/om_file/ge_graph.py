@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from .errors import OmFormatError
+
 CONTROL_INDEX = -1
 DATA_TYPES = frozenset({"Data", "RefData", "AippData"})
 CONST_TYPES = frozenset({"Const", "Constant"})
@@ -106,7 +108,7 @@ class Edge:
 
 
 def parse_edge(text: str) -> Edge | None:
-    """Parse "producer:index"; None for "" (absent); raises ValueError for anything else."""
+    """Parse "producer:index"; None for "" (absent); raises OmFormatError for anything else."""
     if not text:
         return None
     producer, separator, index = text.rpartition(":")
@@ -115,7 +117,9 @@ def parse_edge(text: str) -> Edge | None:
     except ValueError:
         number = CONTROL_INDEX - 1
     if not separator or not producer or number < CONTROL_INDEX:
-        raise ValueError(f"edge {text!r} is not of the form 'producer:index' with an index >= -1")
+        raise OmFormatError(
+            f"edge {text!r} is not of the form 'producer:index' with an index >= -1"
+        )
     return Edge(producer, number)
 
 
@@ -159,8 +163,9 @@ class Graph:
     def data_nodes(self) -> list[Node]:
         """The graph's inputs, sorted by their attribute `index` (file order where it is absent)."""
         found = [node for node in self.nodes if node.type in DATA_TYPES]
-        keys = {id(n): int(n.attrs.get("index", place)) for place, n in enumerate(found)}
-        return sorted(found, key=lambda node: keys[id(node)])
+        indices = [node.attrs.get("index") for node in found]
+        order = [i if isinstance(i, int) else place for place, i in enumerate(indices)]
+        return [found[place] for place in sorted(range(len(found)), key=order.__getitem__)]
 
     @property
     def net_output(self) -> Node:
@@ -221,7 +226,7 @@ def _edge_problem(graph: Graph, text: str, place: int, places: dict[str, int]) -
     """Return what is wrong with an edge into node number `place`, "" when nothing is."""
     try:
         edge = parse_edge(text)
-    except ValueError as error:
+    except OmFormatError as error:
         return str(error)
     if edge is None:
         return ""
@@ -241,6 +246,9 @@ def _input_problems(graph: Graph) -> Iterator[str]:
     for node in graph.data_nodes:
         index = node.attrs.get("index")
         if index is None:
+            continue
+        if not isinstance(index, int):
+            yield f"Data node {node.name!r} has index {index!r}, must be an int"
             continue
         if index in owners:
             yield f"Data nodes {owners[index]!r} and {node.name!r} both have index {index}"

@@ -138,3 +138,13 @@ def test_verify_finds_a_constant_outside_the_weights(run, tmp_path):
     result = run(verify, path)
     assert result.exit_code == 1
     assert "outside WEIGHTS_DATA" in result.output
+
+
+def test_a_malformed_edge_in_a_file_is_a_format_error(run, tmp_path):
+    path = tmp_path / "m.om"
+    # Broken in the message: the writer would refuse such an edge.
+    broken = linear_model()[0].to_bytes().replace(b"mm:0", b"mm\x000")
+    path.write_bytes(file_of(wide([(MODEL_DEF, broken)])))
+    result = run(inspect, path)
+    assert result.exit_code == 1
+    assert "producer:index" in result.output

@@ -30,7 +30,9 @@ def test_a_sound_graph_has_no_problems():
 
 
 def test_data_nodes_come_in_the_order_of_their_index():
-    nodes = [Node(n, "Data", attrs={"index": i}, output_descs=[DESC]) for n, i in ("b1", "a0")]
+    nodes = [
+        Node(n, "Data", attrs={"index": i}, output_descs=[DESC]) for i, n in ((1, "b"), (0, "a"))
+    ]
     assert [n.name for n in Graph("g", nodes).data_nodes] == ["a", "b"]
 
 
