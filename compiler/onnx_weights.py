@@ -57,7 +57,9 @@ def attach_weights(model: ir.Model, checkpoint: WeightSource, dtype: str | None 
         if found is None:
             problems.append(f"{name} is not in the checkpoint")
         elif tuple(found) != shape:
-            problems.append(f"{name} is {list(found)} in the checkpoint, {list(shape)} in the graph")
+            problems.append(
+                f"{name} is {list(found)} in the checkpoint, {list(shape)} in the graph"
+            )
         if dtype is not None and dtype_name(value) != dtype:
             problems.append(f"{name} is {dtype_name(value)} in the graph, {dtype} is asked for")
     unread = set(checkpoint.expected) - {value.metadata_props[WEIGHT] for value in blanks}
@@ -79,7 +81,7 @@ def _lazy(value: ir.Value, checkpoint: WeightSource) -> ir.LazyTensor:
     transposed = TRANSPOSED in value.metadata_props
     onnx_type = ir_type(dtype)
 
-    def load() -> ir.Tensor:
+    def load() -> ir.TensorProtocol:
         array = checkpoint.cast(name, dtype)
         if transposed:
             array = np.ascontiguousarray(array.T)
@@ -134,14 +136,15 @@ def _write_tensors(
             continue
         offset = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
         file.seek(offset)
+        array = np.ascontiguousarray(tensor.numpy())
         # A flat byte view: file.write takes no array of ml_dtypes.
-        file.write(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data)
+        file.write(array.reshape(-1).view(np.uint8).data)
         value.const_value = ir.ExternalTensor(
             location,
             offset,
             tensor.nbytes,
             tensor.dtype,
-            shape=ir.Shape([int(size) for size in tensor.shape]),
+            shape=ir.Shape(array.shape),
             name=str(value.name),
         )
         done += tensor.nbytes
@@ -153,4 +156,5 @@ def _serialize(model: ir.Model) -> bytes:
     for value in model.graph.initializers.values():
         if value.const_value is not None:
             value.const_value.metadata_props.update(value.metadata_props)
-    return ir.serde.serialize_model(model).SerializeToString()
+    serialized: bytes = ir.serde.serialize_model(model).SerializeToString()
+    return serialized
