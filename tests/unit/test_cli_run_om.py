@@ -9,7 +9,15 @@ import time
 
 import pytest
 from closed_form import VOCAB, continuation
-from letters_model import TEMPLATE, LettersArtefact, answer, ids_of, invoke, letters_tokenizer
+from letters_model import (
+    TEMPLATE,
+    LettersArtefact,
+    answer,
+    ids_of,
+    invoke,
+    letters_tokenizer,
+    text_of,
+)
 from pagedom.runtime.cli import COMMANDS
 
 
@@ -72,6 +80,12 @@ def test_chat_template_by_default_and_raw(artefact):
     assert result.stdout == answer("s:Short;u:Hi;a:", 8) + "\n"
     assert invoke(*args, "--raw").stdout == answer("Hi", 8) + "\n"
     assert invoke(*args, "--raw", "--system", "x").exit_code == 2
+
+
+def test_the_template_alone_decides_about_the_begin_token(artefact):
+    (artefact.folder / "chat_template.jinja").write_text("{{ messages[0].content }}?")
+    result = invoke("generate", artefact.path, "-p", "Hi", "--max-tokens", 8)
+    assert result.stdout == text_of(continuation(ids_of("Hi?")[1:], 8)) + "\n"
 
 
 def test_system_without_a_template_says_what_to_do(artefact):

@@ -6,9 +6,7 @@ decoder is the independent oracle wherever its rule can be followed token by tok
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -175,6 +173,9 @@ def test_leading_space_belongs_to_a_continuation_only():
     assert fallback.decode(ids, continuation=True) == " the dog"
     assert fallback.decode([1, *ids]) == "the dog"
     assert fallback.decode([1, *ids], skip_special=False) == "<s> the dog"
+    ids = [fallback._backend.token_to_id(token) for token in ("▁", "▁▁", "▁dog")]
+    assert fallback.decode(ids) == "   dog"
+    assert stream(fallback, ids)[0] == ["", "  ", " dog"]
     meta = TOKENIZERS["metaspace"]
     ids = [meta._backend.token_to_id(token) for token in ("▁▁", "▁the", "▁dog")]
     assert meta.decode(ids) == " the dog"
@@ -225,17 +226,9 @@ def test_a_tokenizer_without_a_decoder_is_refused():
         Tokenizer(backend, {}, None)
 
 
-def stories() -> Tokenizer:
-    beside = Path(__file__).resolve().parents[3] / "shared"
-    folder = Path(os.environ.get("PAGEDOM_SHARED", beside)) / "data" / "stories260K"
-    if not folder.is_dir():
-        pytest.skip("needs the developers' shared data folder (PAGEDOM_SHARED)")
-    return Tokenizer.from_folder(folder)
-
-
 @pytest.mark.shared
-def test_case_18_with_a_real_tokenizer():
-    tokenizer = stories()
+def test_case_18_with_a_real_tokenizer(shared_data):
+    tokenizer = Tokenizer.from_folder(shared_data / "stories260K")
     hi = [320, 417, 410, 243, 162, 155, 131]
     assert stream(tokenizer, hi) == (["H", "i", " ", "", "", "", "😀"], "")
     assert stream(tokenizer, [243, 162]) == (["", ""], "\ufffd\ufffd")

@@ -92,25 +92,47 @@ def test_sets_are_exact_with_ties_and_minus_infinity(data):
     want = reference_probabilities(logits, params)
     tokens = draw(params, logits, range(64))
     assert (want[tokens] > 0).all()
-    # The extreme draws reach the first and the last member of the set, and no further.
-    assert np.isfinite(logits[tokens]).all()
 
 
+EDGES = [
+    {},
+    {"top_p": 0.5},
+    {"top_p": 0.999},
+    {"top_k": 2},
+    {"top_k": 200},
+    {"top_k": 300},
+    {"top_k": 5000},
+    {"top_k": 300, "top_p": 0.7},
+    {"min_p": 0.1},
+]
+
+
+@pytest.mark.parametrize("rule", EDGES, ids=str)
 @pytest.mark.parametrize("vocab", [3, 513, 1024, 5000, 40_000])
-def test_every_member_of_the_set_is_reachable_at_the_edges(vocab, monkeypatch):
+def test_the_extreme_draws_reach_the_ends_of_the_set(vocab, rule, monkeypatch):
     from pagedom.runtime import sampler
 
     logits = np.random.default_rng(1).normal(0, 1, vocab).astype(np.float32)
-    for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.5)):
-        want = reference_probabilities(logits, params)
-        if params.top_p < 1:
-            order = np.argsort(-logits, kind="stable")
-            order = order[want[order] > 0]
-        else:
-            order = np.flatnonzero(want > 0)
-        for number, member in ((0.0, order[0]), (1 - 2**-53, order[-1])):
-            monkeypatch.setattr(sampler, "uniform", lambda s, p, u=number: np.full(len(s), u))
-            assert draw(params, logits, [1])[0] == member
+    params = SamplingParams(temperature=1.0, **rule)
+    want = reference_probabilities(logits, params)
+    # Without top-k and top-p the draw goes through the vocabulary by id, else by rank.
+    ranked = "top_k" in rule or "top_p" in rule
+    order = np.argsort(-logits, kind="stable") if ranked else np.arange(vocab)
+    order = order[want[order] > 0]
+    for number, member in ((0.0, order[0]), (1 - 2**-53, order[-1])):
+        monkeypatch.setattr(sampler, "uniform", lambda s, p, u=number: np.full(len(s), u))
+        assert draw(params, logits, [1])[0] == member
+
+
+def test_a_share_that_is_reached_exactly_is_enough():
+    half = SamplingParams(temperature=1.0, top_p=0.5)
+    assert set(draw(half, [2.0, 2.0], range(50)).tolist()) == {0}
+    assert set(draw(half, [1.0, 2.0, 2.0, 2.0, 2.0], range(50)).tolist()) == {1, 2, 3}
+
+
+def test_both_zeros_are_equal():
+    params = SamplingParams(temperature=1.0, top_k=2)
+    assert set(draw(params, [-0.0, 0.0, 0.0, -1.0], range(50)).tolist()) == {0, 1}
 
 
 def test_large_vocabulary_flat_row_needs_the_whole_sort():
@@ -268,6 +290,9 @@ def test_bias_tables_of_different_lengths_share_the_state():
     state.set(1, SamplingParams(logit_bias={0: -1.0, 9: -1.0}), 0)
     tokens = sample(state, [0, 1, 2], np.zeros((3, 10), np.float32), np.zeros(3, np.int64))
     assert tokens.tolist() == [2, 1, 0]
+    state.set(1, SamplingParams(logit_bias=dict.fromkeys(range(3, 9), 60.0)), 0)
+    state.set(1, SamplingParams(logit_bias={9: 1.0}), 0)
+    assert sample(state, [1], np.zeros((1, 10), np.float32), np.zeros(1, np.int64)) == [9]
     assert not state.all_greedy([0])
     state.clear(0)
     assert state.all_greedy([0])
