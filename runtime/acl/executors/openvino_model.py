@@ -42,6 +42,8 @@ ELEMENT = {
     "int64": ov.Type.i64,
     "bool": ov.Type.boolean,
 }
+# float16 caches hold bf16 values (see openvino.py): the bytes of a page are the executor's own.
+CACHE_ELEMENT = {"float32": ov.Type.f32, "float16": ov.Type.bf16, "bfloat16": ov.Type.bf16}
 
 
 @dataclass(frozen=True)
@@ -319,7 +321,7 @@ class Translator:
             desc = self.nodes[name].output_descs[0]
             self.caches[name] = None
             self.parameters[name] = self._new_parameter(
-                name, ELEMENT[desc.dtype], [-1, kv_heads, BLOCK, dim]
+                name, CACHE_ELEMENT[desc.dtype], [-1, kv_heads, BLOCK, dim]
             )
         return self.parameters[name].output(0)
 
