@@ -25,10 +25,12 @@ from .host_core import HostCore
 from .host_dataset import Datasets, data_type_size
 from .host_event import Events
 from .host_execution import Executions
+from .host_gears import GearCalls
 from .host_memory import Memory
 from .host_model import Models
 from .host_model_desc import ModelDescs
 from .host_namespaces import HostMdl, HostRt
+from .host_resolve import Resolver
 from .host_stream import Streams
 from .host_util import HostUtil
 from .ledger import Ledger
@@ -50,7 +52,9 @@ class HostAcl:
         datasets = Datasets(core)
         models = Models(core, contexts, memory)
         descs = ModelDescs(core, models)
-        executions = Executions(core, streams, memory, datasets, models)
+        resolver = Resolver(core, memory)
+        executions = Executions(core, streams, resolver, datasets, models)
+        gears = GearCalls(core, memory, datasets, models)
         self._core = core
         # In the order in which finalize must let go of them.
         self._ends = (
@@ -64,7 +68,7 @@ class HostAcl:
         )
         copies = Copies(core, contexts, memory, streams)
         self.rt = HostRt(contexts, streams, Events(core, contexts, streams), memory, copies)
-        self.mdl = HostMdl(models, descs, datasets, executions)
+        self.mdl = HostMdl(models, descs, datasets, executions, gears)
         self.util = HostUtil()
         self.create_data_buffer = datasets.create_data_buffer
         self.destroy_data_buffer = datasets.destroy_data_buffer

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -72,6 +72,7 @@ class ModelInterface:
     outputs: tuple[Io, ...]
     gears: tuple[Gear, ...] = ()
     gear_input: int = -1
+    weight_bytes: int = 0
 
     @classmethod
     def of(cls, om: Any) -> ModelInterface:
@@ -84,9 +85,11 @@ class ModelInterface:
         outputs = tuple(_outputs(definition))
         rows = _rows(definition.attrs.get(GEARS_ATTR))
         if rows:
-            return cls._with_gears(inputs, outputs, rows, definition.attrs)
-        dynamic = any(io.is_dynamic for io in inputs)
-        return cls("range" if dynamic else "static", inputs, outputs)
+            plain = cls._with_gears(inputs, outputs, rows, definition.attrs)
+        else:
+            dynamic = any(io.is_dynamic for io in inputs)
+            plain = cls("range" if dynamic else "static", inputs, outputs)
+        return replace(plain, weight_bytes=len(om.models[0].weights))
 
     @classmethod
     def _with_gears(

@@ -123,7 +123,10 @@ class Memory:
         """Return (free bytes, total bytes, ret)."""
         if self._contexts.current() is None:
             return 0, 0, self._contexts.missing("rt.get_mem_info")
-        return max(0, self._total_bytes - self._used_bytes), self._total_bytes, 0
+        free = max(0, self._total_bytes - self._used_bytes)
+        if not self._core.options.memory_bytes:
+            free = min(free, _available_bytes())  # the machine's memory has other users
+        return free, self._total_bytes, 0
 
     def mem_flush(self, ptr: int, size: int, /) -> int:
         """Do nothing: caches are coherent."""
@@ -214,3 +217,12 @@ def _machine_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 16 << 30
+
+
+def _available_bytes() -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return _machine_bytes()

@@ -73,7 +73,7 @@ class ModelDescs:
             return 0, 0, interface
         if interface.mode == "range":
             return 0, 0, self._core.fail(API_NOT_SUPPORT, "mdl.query_size: the OM has ranges")
-        return 0, 0, 0
+        return 0, interface.weight_bytes, 0
 
     def get_num_inputs(self, desc: int, /) -> int:
         """Return the number of inputs, hidden ones included; 0 for a bad handle."""

@@ -8,6 +8,7 @@ from .host_copy import Copies
 from .host_dataset import Datasets
 from .host_event import Events
 from .host_execution import Executions
+from .host_gears import GearCalls
 from .host_memory import Memory
 from .host_model import Models
 from .host_model_desc import ModelDescs
@@ -82,7 +83,12 @@ class HostMdl:
     """`acl.mdl`: the model calls."""
 
     def __init__(
-        self, models: Models, descs: ModelDescs, datasets: Datasets, executions: Executions
+        self,
+        models: Models,
+        descs: ModelDescs,
+        datasets: Datasets,
+        executions: Executions,
+        gears: GearCalls,
     ) -> None:
         self.load_from_file = models.load_from_file
         self.load_from_file_with_mem = models.load_from_file_with_mem
@@ -125,8 +131,8 @@ class HostMdl:
         self.get_dataset_num_buffers = datasets.get_dataset_num_buffers
         self.set_dataset_tensor_desc = datasets.set_dataset_tensor_desc
         self.get_dataset_tensor_desc = datasets.get_dataset_tensor_desc
-        self.set_dynamic_batch_size = executions.set_dynamic_batch_size
-        self.set_input_dynamic_dims = executions.set_input_dynamic_dims
+        self.set_dynamic_batch_size = gears.set_dynamic_batch_size
+        self.set_input_dynamic_dims = gears.set_input_dynamic_dims
         self.execute = executions.execute
         self.execute_async = executions.execute_async
         self.execute_v2 = executions.execute_v2

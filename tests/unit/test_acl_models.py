@@ -43,6 +43,7 @@ def test_description_of_a_range_model(ranged):
     assert mdl.get_cur_output_dims(desc, 0) == ({}, 200001)
     assert mdl.get_input_dynamic_gear_count(desc, -1) == (0, 0)
     assert mdl.query_size("nowhere.om")[2] == 145002
+    assert mdl.query_size(ranged.path)[2] == 200001
     assert mdl.destroy_desc(desc) == 0
     assert mdl.destroy_desc(desc) == 100000
 
@@ -92,6 +93,19 @@ def test_a_buffer_may_move_between_runs(ranged):
     out = ranged.acl.get_data_buffer_addr(ranged.buffers["argmax"])
     ranged.acl.rt.memcpy(best.ctypes.data, 4, out, 4, 2)
     assert best[0] == 10
+
+
+def test_an_unchanged_dataset_is_resolved_once(ranged):
+    seen = []
+    real = ranged.executor.execute
+    ranged.executor.execute = lambda ins, outs: (seen.append([*ins, *outs]), real(ins, outs))[1]
+    ranged.shapes(tokens=1, seqs=1)
+    assert ranged.run() == 0
+    assert ranged.run() == 0
+    assert all(a is b for a, b in zip(*seen))
+    ranged.shape("input_ids", (2,))
+    assert ranged.run() == 0
+    assert [a is b for a, b in zip(seen[1], seen[2])] == [False] + [True] * 10
 
 
 def test_number_of_buffers(tmp_path):

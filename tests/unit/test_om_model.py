@@ -108,6 +108,23 @@ def test_shapes_are_told_only_when_they_change(artifact):
             told = acl.ledger.created["tensor desc"]
 
 
+def test_only_the_inputs_that_change_are_told(artifact):
+    acl = host(samples.FakeExecutor())
+    with Device(acl) as device:
+        parts = opened(device, artifact)
+        fill(parts.batch, [1, 2])
+        parts.model.launch(parts.batch)
+        parts.model.wait()
+        told = acl.ledger.created["tensor desc"]
+        parts.batch.num_tokens = 5  # a chunk more: T changes, B and R do not
+        parts.batch.view("input_ids")[:] = 1
+        parts.batch.view("positions")[:] = 0
+        parts.batch.view("slot_mapping")[:] = -1
+        parts.model.launch(parts.batch)
+        parts.model.wait()
+        assert acl.ledger.created["tensor desc"] - told == 3
+
+
 def test_every_difference_between_manifest_and_model_is_named(tmp_path):
     wrong = {"kv_lens": "int32"}
     artifact = samples.sample_artifact(tmp_path / "m", dtypes=wrong, extents={"M": 7})
