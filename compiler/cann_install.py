@@ -1,0 +1,159 @@
+"""Finding CANN on this machine: its folder, its version, its `atc`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .target_rules import version_key
+
+HOME_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+_DEFAULT_PARENTS = ("/usr/local/Ascend", "~/Ascend")
+_DEFAULT_NAMES = ("cann", "ascend-toolkit/latest", "latest")
+_ATC_PLACES = ("bin/atc", "compiler/bin/atc", "*-linux/bin/atc", "atc/bin/atc")
+
+# (file below the root, key) of every form in which releases state their version.
+_VERSION_FILES = (
+    ("version.cfg", "toolkit_running_version"),
+    ("version.cfg", "compiler_running_version"),
+    ("version.cfg", "runtime_running_version"),
+    ("*-linux/ascend_toolkit_install.info", "version"),
+    ("ascend_toolkit_install.info", "version"),
+    ("compiler/version.info", "version_dir"),
+    ("opp/version.info", "version_dir"),
+    ("version.info", "version_dir"),
+    ("share/info/*/version.info", "version_dir"),
+    ("compiler/version.info", "Version"),
+    ("version.info", "Version"),
+    ("share/info/*/version.info", "Version"),
+)
+_RELEASE = re.compile(r"(\d+\.\d+(?:\.[0-9A-Za-z]+)*(?:-[0-9A-Za-z.]+)?)")
+
+
+class CannNotFoundError(RuntimeError):
+    """No CANN with an `atc` on this machine; the text says where it was looked for."""
+
+
+@dataclass(frozen=True)
+class CannInstall:
+    """One installed toolkit."""
+
+    root: Path
+    version: str  # "8.1.RC1"; "" when no file says it
+    atc: Path
+    found_by: str
+
+    @property
+    def opp(self) -> Path:
+        """The folder of operators (ASCEND_OPP_PATH)."""
+        return self.root / "opp"
+
+    def at_least(self, version: str) -> bool:
+        """Return whether this is `version` or newer; an unknown version is taken to be."""
+        return not self.version or version_key(self.version) >= version_key(version)
+
+
+def find_cann(
+    path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    defaults: Sequence[Path] | None = None,
+) -> CannInstall:
+    """Return the toolkit to use: `path`, else the environment's, a usual place, `atc` on PATH.
+
+    Args:
+        path: folder of a toolkit, or its `atc`; nothing else is then looked at.
+        environ: the environment; default: this process's.
+        defaults: folders to try after the environment; default: the installer's usual ones.
+
+    Raises:
+        CannNotFoundError: none of the places has an executable `atc`.
+    """
+    env = os.environ if environ is None else environ
+    looked: list[str] = []
+    for root, found_by in _candidates(path, env, defaults):
+        install = _install_at(root, found_by)
+        if install is not None:
+            return install
+        looked.append(f"{root} ({found_by})")
+    if path is None:
+        on_path = shutil.which("atc", path=env.get("PATH"))
+        if on_path is not None:
+            atc = Path(on_path).resolve()
+            root = _root_of(atc)
+            return CannInstall(root, read_version(root), atc, "atc on PATH")
+        looked.append("PATH")
+    raise CannNotFoundError(
+        "no CANN with an executable atc was found; looked at "
+        + ", ".join(looked)
+        + ". Source the toolkit's set_env.sh, name its folder with --cann, or write files to "
+        "compile on another machine with --emit atc."
+    )
+
+
+def _candidates(
+    path: Path | None, env: Mapping[str, str], defaults: Sequence[Path] | None
+) -> Iterator[tuple[Path, str]]:
+    if path is not None:
+        yield path, "given"
+        return
+    for name in HOME_VARIABLES:
+        if env.get(name):
+            yield Path(env[name]), name
+    for root in _usual_places() if defaults is None else defaults:
+        yield root, "usual place"
+
+
+def _usual_places() -> Iterator[Path]:
+    for parent in _DEFAULT_PARENTS:
+        folder = Path(parent).expanduser()
+        yield from (folder / name for name in _DEFAULT_NAMES)
+        versions = folder.glob("cann-*")
+        yield from sorted(versions, key=lambda found: version_key(found.name[5:]), reverse=True)
+
+
+def _install_at(root: Path, found_by: str) -> CannInstall | None:
+    if root.is_file() and os.access(root, os.X_OK):
+        atc = root.resolve()
+        return CannInstall(_root_of(atc), read_version(_root_of(atc)), atc, found_by)
+    for place in _ATC_PLACES:
+        for atc in sorted(root.glob(place)):
+            if atc.is_file() and os.access(atc, os.X_OK):
+                return CannInstall(root, read_version(root), atc, found_by)
+    return None
+
+
+def _root_of(atc: Path) -> Path:
+    """Return the toolkit's folder for a path such as <root>/[compiler|<arch>-linux/]bin/atc."""
+    root = atc.parent.parent
+    nested = root.name in ("compiler", "atc") or root.name.endswith("-linux")
+    return root.parent if nested else root
+
+
+def read_version(root: Path) -> str:
+    """Return the release of a toolkit, such as "8.1.RC1"; "" when nothing states it."""
+    for pattern, key in _VERSION_FILES:
+        for file in sorted(root.glob(pattern)):
+            value = _value(file, key)
+            if value:
+                return value
+    found = _RELEASE.search(root.resolve().name)
+    return found[1] if found else ""
+
+
+def _value(file: Path, key: str) -> str:
+    """Return a key's release: `key=8.1.RC1`, or `key=[7.7.0.1.238:8.1.RC1]` (inner:release)."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if equals and name.strip() == key:
+            release = value.strip().strip('[]"').rpartition(":")[2]
+            found = _RELEASE.search(release)
+            return found[1] if found else ""
+    return ""
