@@ -14,11 +14,11 @@ from ...om_file.om_reader import OmFile
 from ..error_table import GE_LOAD_MODEL
 from ..executor import Array, ExecutorError, ExecutorOptions
 from .graph_view import view_graph
-from .openvino_model import BLOCK, Tables, Translator
+from .openvino_model import BLOCK, CACHE_ELEMENT, Tables, Translator
 
-# What is computed, and kept in the cache, for an artefact's dtype. OpenVINO 2026.4's attention gives
-# wrong results with an f16 cache under the f32 hint and has no f16 hint on CPUs without AVX512-FP16:
-# such an artefact is computed in bf16, which needs as many bytes.
+# What is computed, and kept in the cache, for an artefact's dtype. OpenVINO 2026.4's attention
+# gives wrong results with an f16 cache under the f32 hint, and the f16 hint needs a CPU with
+# AVX512-FP16: a float16 artefact is computed in bf16, which needs as many bytes.
 PRECISION = {"float32": "f32", "float16": "bf16", "bfloat16": "bf16"}
 
 _log = logging.getLogger(__name__)
