@@ -24,7 +24,7 @@ from .acl.protocol import Acl
 
 LOG = logging.getLogger(__name__)
 
-_CLOSE_TIMEOUT_MS = 60_000
+_CLOSE_TIMEOUT_S = 60.0
 
 
 class DeviceClosedError(RuntimeError):
@@ -195,15 +195,9 @@ class Device:
         Failures of what ran on the stream since the last time are raised here.
         """
         self.enter()
-        if timeout_s is None:
-            code = self.acl.rt.synchronize_stream(self.stream)
-            call = "rt.synchronize_stream"
-        else:
-            milliseconds = max(1, round(timeout_s * 1000))
-            code = self.acl.rt.synchronize_stream_with_timeout(self.stream, milliseconds)
-            call = "rt.synchronize_stream_with_timeout"
+        code = self._wait(timeout_s)
         if code:
-            check(self.acl, call, code)
+            check(self.acl, "rt.synchronize_stream", code)
 
     # -- the end
 
@@ -235,10 +229,17 @@ class Device:
         # Memory in use must not be freed. A failed run was reported to whoever waited for it, or
         # nobody wants to know any more.
         if self.stream:
-            timeout = self.acl.rt.synchronize_stream_with_timeout(self.stream, _CLOSE_TIMEOUT_MS)
-            if timeout:
+            code = self._wait(_CLOSE_TIMEOUT_S)
+            if code:
                 detail = self.acl.get_recent_err_msg() or ""
-                LOG.warning("%s", AclError("rt.synchronize_stream_with_timeout", timeout, detail))
+                LOG.warning("%s", AclError("rt.synchronize_stream", code, detail))
+
+    def _wait(self, timeout_s: float | None) -> int:
+        rt = self.acl.rt
+        # Older CANN has no form with a time limit: it then waits as long as it takes.
+        if timeout_s is None or not hasattr(rt, "synchronize_stream_with_timeout"):
+            return rt.synchronize_stream(self.stream)
+        return rt.synchronize_stream_with_timeout(self.stream, max(1, round(timeout_s * 1000)))
 
     def _free_all(self, errors: list[Exception]) -> None:
         rt = self.acl.rt
