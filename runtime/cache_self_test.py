@@ -71,7 +71,7 @@ def check_cache_update(
     if untouched:
         shown = ", ".join(untouched[:4]) + (", ..." if len(untouched) > 4 else "")
         raise CacheUpdateLostError(
-            f"{len(untouched)} of {len(caches)} page pools were not written by the model ({shown}): "
+            f"{len(untouched)} of {len(caches)} page pools were not written ({shown}): "
             "this ACL copies the cache inputs instead of updating them in place, so every answer "
             "would be wrong. Use the CANN version that the artefact was made with, or report it."
         )
