@@ -81,6 +81,8 @@ class RunOm(LazyGroup):
             code = error.exit_code
         except (click.Abort, KeyboardInterrupt):
             code = INTERRUPTED
+        except SystemExit:  # in this mode click exits only when the reader of --help went away
+            code = BROKEN_PIPE
         except Exception as error:
             code = report_error(error, state["debug"])
         sys.exit(code)

@@ -49,7 +49,7 @@ _ROWS = (
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Requests from a file instead of made-up ones.",
 )
-@click.option("--which", default="W1,W2,W3", show_default=True, help="Names in the workload file.")
+@click.option("--which", help="Names in the workload file, like W1,W3.  [default: all]")
 @click.option("--requests", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option("--prompt-tokens", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option("--output-tokens", type=click.IntRange(min=1), default=64, show_default=True)
@@ -79,8 +79,10 @@ def bench(artefact: Path, **options: Any) -> None:
 
 def _workloads(artefact: Path, options: Mapping[str, Any]) -> list[Workload]:
     if options["workload"] is not None:
-        names = [name.strip() for name in options["which"].split(",")]
+        names = [name.strip() for name in (options["which"] or "").split(",") if name.strip()]
         return load_workload(options["workload"], names)
+    if options["which"] is not None:
+        raise click.UsageError("--which names a part of a workload file: give --workload too.")
     from ..artifact import Artifact
 
     model = Artifact.open(artefact).manifest.model

@@ -78,20 +78,22 @@ def synthetic_workload(vocab: int, num: int, prompt_tokens: int, output_tokens: 
 
 
 def load_workload(path: Path, names: Sequence[str]) -> list[Workload]:
-    """Read the named workloads of a file; raises WorkloadError saying what is wrong with it."""
+    """Read the named workloads of a file, all for no names; raises WorkloadError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        found = [name for name in names if name in content]
-        if not found:
-            known = ", ".join(key for key, value in content.items() if isinstance(value, list))
-            raise WorkloadError(f"{path} has no workload {', '.join(names)}: it has {known}")
+        known = [key for key, value in content.items() if isinstance(value, list)]
+        absent = [name for name in names if name not in known]
+        if absent or not known:
+            raise WorkloadError(
+                f"{path} has no workload {', '.join(absent)}: it has {', '.join(known) or 'none'}"
+            )
         running = content.get("max_running")
         return [
             Workload(
                 name, [BenchRequest(entry["prompt"], entry["n_out"]) for entry in content[name]],
                 running,
             )
-            for name in found
+            for name in names or known
         ]  # fmt: skip
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise WorkloadError(

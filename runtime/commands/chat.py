@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,9 +151,11 @@ def _lines() -> Iterator[str]:
     if not _interactive():
         yield from (line for raw in sys.stdin if (line := raw.strip()))
         return
+    with suppress(ImportError):  # line editing and history; Windows has its own
+        import readline  # noqa: F401
     while True:
         try:
-            line = input(click.style("> ", fg="green")).strip()
+            line = input("> ").strip()
         except EOFError:
             write("\n")
             return

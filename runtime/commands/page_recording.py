@@ -127,15 +127,28 @@ def draw(recording: Recording, moment: Moment, width: int) -> str:
     )
     margin = len(str(recording.num_pages))
     columns = max(8, (width - margin - 1) // 8 * 8)
-    rows = [
-        f"{start:>{margin}} {''.join(cells[start : start + columns])}"
-        for start in range(0, recording.num_pages, columns)
-    ]
+    rows = _rows(cells, columns, margin)
     legend = [
         f"{_mark(request)} request {request}: {len(pages)} pages"
         for request, pages in sorted(moment.held.items())
     ]
     return "\n".join([head, "", *rows, "", *_wrap(legend, width)])
+
+
+def _rows(cells: Sequence[str], columns: int, margin: int) -> list[str]:
+    """Return numbered rows of cells; a run of two or more rows of free pages becomes one line."""
+    rows: list[str] = []
+    free: list[str] = []
+    for start in range(0, len(cells) + columns, columns):
+        row = "".join(cells[start : start + columns])
+        numbered = f"{start:>{margin}} {row}"
+        if row and not row.strip(FREE):
+            free.append(numbered)
+            continue
+        rows += free if len(free) < 2 else [f"{'':>{margin}} … {len(free)} rows of free pages"]
+        free = []
+        rows += [numbered] if row else []
+    return rows
 
 
 def usage_line(recording: Recording, width: int) -> str:

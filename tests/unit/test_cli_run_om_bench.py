@@ -59,16 +59,25 @@ def test_workload_file_and_both_caches_side_by_side(artefact, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("[]", "no workload file"), ("{", "no workload file"), ('{"X": []}', "it has X"),
+    [('{"W3": 5}', "no workload W1"), ("[]", "no workload file"),
+     ("{", "no workload file"), ('{"X": []}', "it has X"),
      ('{"W1": [{"prompt": [1]}]}', "n_out")],
 )  # fmt: skip
 def test_bad_workload_files(artefact, tmp_path, content, words):
     path = tmp_path / "w.json"
     path.write_text(content)
-    result = invoke("bench", artefact.path, "--workload", path)
+    result = invoke("bench", artefact.path, "--workload", path, "--which", "W1")
     assert result.exit_code == 1
     assert words in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_which_chooses_and_needs_a_file(artefact, tmp_path):
+    path = write_workload(tmp_path)
+    result = invoke("bench", artefact.path, "--workload", path, "--which", "W3", "--json")
+    assert [json.loads(line)["workload"] for line in result.stdout.splitlines()] == ["W3"]
+    assert invoke("bench", artefact.path, "--workload", path, "--which", "W1,WX").exit_code == 1
+    assert invoke("bench", artefact.path, "--which", "W1").exit_code == 2
 
 
 def test_vs_padded_excludes_cache(artefact):
@@ -107,6 +116,11 @@ def test_a_step_and_rows(tmp_path):
     picture = click.unstyle(draw(Recording(path), Recording(path).at(1), 11))
     assert picture.splitlines()[2:4] == [" 0 #AAA....", " 8 ...."]
     assert usage_line(Recording(path), 80) == "▃▄▂"
+    large = recording(tmp_path, [{"step": 1, "held": {"0": [1, 39]}, "gone": []}], num_pages=50)
+    picture = click.unstyle(draw(Recording(large), Recording(large).at(1), 11))
+    assert picture.splitlines()[2:-2] == [
+        " 0 #A......", "   … 3 rows of free pages", "32 .......A", "   … 2 rows of free pages"
+    ]  # fmt: skip
 
 
 def test_recording_of_a_real_run(artefact, tmp_path):
