@@ -27,7 +27,7 @@ class EngineOptions:
 
     executor: "openvino" or "oracle", what runs the graph where there is no NPU. device_id: NPU.
     max_batch: most sequences at once; None takes what the artefact was compiled for, else 16.
-    max_batch_tokens: most tokens of a step, raised to max_batch where that is larger and None.
+    max_batch_tokens: most tokens of a step; None takes 256, or 2 x max_batch where that is more.
     num_pages, kv_bytes: size of the cache, one of them, the null page included; None sizes it for
     max_batch sequences of average_length tokens, times 1.5.
     cache: "paged", or "contiguous" for the padded baseline. threads: of the executor, 0 = all.
@@ -94,7 +94,8 @@ class EngineOptions:
         largest = geometry.gear_tokens
         given = self.max_batch_tokens
         if given is None:
-            default = max(DEFAULT_MAX_BATCH_TOKENS, max_batch)
+            # Beside a full batch of decode rows there must be room for prompts.
+            default = max(DEFAULT_MAX_BATCH_TOKENS, 2 * max_batch)
             return min(default, largest) if largest else default
         if largest and given > largest:
             raise ValueError(
