@@ -59,7 +59,9 @@ def generate(artefact: Path, **options: Any) -> int:
     prompts = read_prompts(options["texts"], options["file"])
     style = PromptStyle.choose(artefact, options["raw"], options["system"])
     note(style.description)
-    with open_engine(artefact, options) as engine:
+    # A lone prompt needs no pages for others; a smaller pool is allocated sooner.
+    defaults = {"max_batch": 1} if len(prompts) == 1 else {}
+    with open_engine(artefact, options, **defaults) as engine:
         jobs = _submit(engine, prompts, style, params)
         if options["as_json"]:
             _write_json(jobs)

@@ -34,6 +34,7 @@ def test_one_prompt_is_streamed_to_stdout_alone(artefact):
     assert result.stdout == answer("Hello", 20) + "\n"
     assert "plain completion" in result.stderr
     assert artefact.opened[0][0].closed == 1
+    assert artefact.opened[0][1].max_batch == 1  # pages for one sequence are enough
 
 
 def test_many_prompts_run_together_and_come_in_order(artefact, tmp_path):
