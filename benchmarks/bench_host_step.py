@@ -1,4 +1,4 @@
-"""Host work of one decode step: schedule, fill, commit; the model and the sampler cost nothing here.
+"""Host work of one decode step: schedule, fill, commit; model and sampler cost nothing here.
 
     python benchmarks/bench_host_step.py --out host_step.json
 
@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 from machine import machine_facts
-
 from pagedom.runtime.backend import ModelFacts
 from pagedom.runtime.engine_core import EngineCore
 from pagedom.runtime.engine_options import EngineOptions

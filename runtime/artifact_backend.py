@@ -86,7 +86,8 @@ class ArtifactBackend:
 def model_facts(manifest: Manifest, gears: Gears) -> ModelFacts:
     """Return what an engine has to know of an artefact."""
     model = manifest.model
-    caches = [binding.dtype for binding in manifest.inputs if binding.source == "key_cache.0"]
+    caches = [binding for binding in manifest.inputs if binding.source == "key_cache.0"]
+    pages = caches[0].shape[0] if caches else "P"
     return ModelFacts(
         vocab_size=model.vocab_size,
         max_seq_len=manifest.max_seq_len,
@@ -95,7 +96,7 @@ def model_facts(manifest: Manifest, gears: Gears) -> ModelFacts:
             num_layers=model.num_layers,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
-            dtype=caches[0] if caches else manifest.dtype,
+            dtype=caches[0].dtype if caches else manifest.dtype,
             page_size=manifest.page_size,
         ),
         eos_ids=model.eos_ids,
@@ -103,6 +104,7 @@ def model_facts(manifest: Manifest, gears: Gears) -> ModelFacts:
         max_batch=manifest.max_batch,
         gear_tokens=gears.max_tokens,
         gear_seqs=gears.max_seqs,
+        num_pages=pages if isinstance(pages, int) else 0,
     )
 
 

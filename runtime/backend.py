@@ -19,7 +19,8 @@ class ModelFacts:
 
     bindings: its inputs; None means every source with its default dtype. table_width is M;
     max_batch the largest B it was compiled for, 0 = any. gear_tokens, gear_seqs: T and B of its
-    largest gears, which the staging buffer must hold; 0 = it has none.
+    largest gears, which the staging buffer must hold; 0 = it has none. num_pages: P, if it was
+    compiled in; 0 = any.
     """
 
     vocab_size: int
@@ -31,6 +32,7 @@ class ModelFacts:
     max_batch: int = 0
     gear_tokens: int = 0
     gear_seqs: int = 0
+    num_pages: int = 0
 
 
 class StepOutput(Protocol):

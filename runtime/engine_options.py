@@ -105,8 +105,15 @@ class EngineOptions:
         return given
 
     def _num_pages(self, geometry: ModelFacts, max_batch: int) -> int:
-        if self.num_pages is not None:
-            return self.num_pages
+        fixed = geometry.num_pages
+        if fixed and (self.kv_bytes is not None or self.num_pages not in (None, fixed)):
+            asked = f"kv_bytes={self.kv_bytes}" if self.kv_bytes else f"num_pages={self.num_pages}"
+            raise ValueError(
+                f"{asked} was asked for, but the artefact was compiled for {fixed} pages: leave it "
+                "out, or compile again"
+            )
+        if self.num_pages is not None or fixed:
+            return self.num_pages or fixed
         if self.kv_bytes is not None:
             return geometry.cache.pages_in(self.kv_bytes)
         whole = pages_for(geometry.max_seq_len, geometry.cache.page_size)
