@@ -155,7 +155,7 @@ def _script(bundle: AtcBundle) -> str:
         plugin=plugin,
         arguments=arguments,
         onnx=ONNX_FILE,
-        om=f"{OM_STEM}.om",
+        stem=OM_STEM,
     )
 
 
@@ -175,6 +175,7 @@ _SCRIPT = """#!/usr/bin/env bash
 #   JOBS=1               processes that compile kernels at one time; few on a small machine
 set -euo pipefail
 cd "$(dirname "${{BASH_SOURCE[0]}}")"
+LC_ALL=C  # letters are A to Z here, whatever the language
 case "$(pwd -P)" in
     *[!A-Za-z0-9./_-]*)
         echo "ATC takes only paths of letters, digits, '.', '_' and '-': move this folder." >&2
@@ -189,10 +190,12 @@ fi
 if [ -n "${{JOBS:-}}" ]; then
     export TE_PARALLEL_COMPILER="$JOBS" MAX_COMPILE_CORE_NUMBER="$JOBS"
 fi
-{plugin}rm -f {om}
+{plugin}rm -f {stem}.om {stem}_linux_*.om
+status=0
 "$atc" \\
-    {arguments} 2>&1 | tee atc.log
-if ! grep -q "ATC run success" atc.log || ! ls model*.om >/dev/null 2>&1; then
+    {arguments} 2>&1 | tee atc.log || status=$?
+written=$(ls {stem}.om {stem}_linux_*.om 2>/dev/null || true)
+if [ "$status" != 0 ] || ! grep -q "ATC run success" atc.log || [ -z "$written" ]; then
     echo "ATC failed: see atc.log, and docs/troubleshooting.md for its codes" >&2
     exit 1
 fi
@@ -203,7 +206,8 @@ _PLUGIN_PART = f"""if [ ! -d {PLUGIN_PREFIX}/{VENDOR_FOLDER} ]; then
     cmake --build plugin-build
     cmake --install plugin-build --prefix "$PWD/{PLUGIN_PREFIX}"
 fi
-export ASCEND_CUSTOM_OPP_PATH="$PWD/{PLUGIN_PREFIX}/{VENDOR_FOLDER}${{ASCEND_CUSTOM_OPP_PATH:+:}}${{ASCEND_CUSTOM_OPP_PATH:-}}"
+vendor="$PWD/{PLUGIN_PREFIX}/{VENDOR_FOLDER}"
+export ASCEND_CUSTOM_OPP_PATH="$vendor${{ASCEND_CUSTOM_OPP_PATH:+:$ASCEND_CUSTOM_OPP_PATH}}"
 """
 _README = """# {name} for {target}
 
@@ -212,7 +216,7 @@ On a machine with CANN, in a folder whose path has letters, digits, `.`, `_` and
     source /usr/local/Ascend/ascend-toolkit/set_env.sh
     ./compile.sh
 
-{plugin}Then copy the folder back (the `.om` with its weight files is enough) and finish the artefact:
+{plugin}Then copy the folder back and finish the artefact:
 
     compile-model MODEL --target {target} --from-om FOLDER
 

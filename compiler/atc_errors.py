@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from .atc_codes import code_row
@@ -23,7 +24,7 @@ KILLED = (
     re.compile(r"main process disappeared|Subprocess\[\w*\] raise error", re.IGNORECASE),
 )
 _SIGKILL_RETURNS = (-9, 137)
-_MAX_FINDINGS = 12
+_SHOWN_OF_A_CODE = 6
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,19 @@ class AtcFinding:
     node: str | None = None  # the ONNX node the message names, with its type
 
     def __str__(self) -> str:
-        lines = [f"{self.code} {self.message}".strip()]
-        if self.node:
-            lines.append(f"  node: {self.node}")
-        lines.append(f"  means: {self.meaning}")
-        lines.append(f"  to do: {self.advice}")
-        return "\n".join(lines)
+        return "\n".join(_group_lines([self]))
+
+
+def _group_lines(findings: Sequence[AtcFinding]) -> Iterator[str]:
+    """Yield the messages of one code, then once what it means."""
+    for finding in findings[:_SHOWN_OF_A_CODE]:
+        yield f"{finding.code} {finding.message}".strip()
+        if finding.node:
+            yield f"  node: {finding.node}"
+    if len(findings) > _SHOWN_OF_A_CODE:
+        yield f"... and {len(findings) - _SHOWN_OF_A_CODE} more of {findings[0].code}"
+    yield f"  means: {findings[0].meaning}"
+    yield f"  to do: {findings[0].advice}"
 
 
 class AtcError(RuntimeError):
@@ -58,7 +66,9 @@ class AtcError(RuntimeError):
         self.findings = tuple(findings)
         self.log = log
         self.returncode = returncode
-        lines = [summary, *(str(finding) for finding in self.findings)]
+        lines = [summary]
+        for _, group in groupby(self.findings, lambda found: (found.code, found.meaning)):
+            lines += _group_lines(list(group))
         if log is not None:
             lines.append(f"full output: {log}")
         super().__init__("\n".join(lines))
@@ -96,8 +106,7 @@ def find_causes(
         )
     unique = dict.fromkeys(findings)
     # E19999 mostly repeats that something failed: the codes beside it say what.
-    ordered = sorted(unique, key=lambda finding: finding.code == "E19999")
-    return tuple(ordered[:_MAX_FINDINGS])
+    return tuple(sorted(unique, key=lambda finding: finding.code == "E19999"))
 
 
 def _coded(lines: Sequence[str], nodes: Mapping[str, str]) -> Iterable[AtcFinding]:
