@@ -125,6 +125,25 @@ class TestPreemption:
             core.step()
         assert list(core.scheduler.waiting) == [request.id for request in requests[2:]]
 
+    def test_two_victims_of_one_step_whose_pages_interleave(self):
+        """The pages named by the plan are those that the commit takes."""
+        core = make_core(
+            ClosedFormBackend(page_size=1),
+            num_pages=30,
+            max_batch=8,
+            max_batch_tokens=64,
+            reserve_pages=0.0,
+        )
+        requests = [submit(core, prompt(4, i), 20) for i in range(8)]
+        core.pool.permute_free(np.random.default_rng(3))
+        most = 0
+        while core.has_work:
+            step = core.scheduler.plan()
+            most = max(most, len(step.preempted))
+            core.step()
+        assert most > 1
+        check(requests)
+
 
 class TestPageEdges:
     """Case 17: lengths that are exact multiples of the page size."""
