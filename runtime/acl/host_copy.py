@@ -104,8 +104,7 @@ class Copies:
             return block
         code = self._check_idle("rt.memset", block)
         if not code:
-            start = ptr - block.ptr
-            block.data[start : start + count].fill(value & 0xFF)
+            block.fill(ptr - block.ptr, value & 0xFF, count)
         return code
 
     def memset_async(self, ptr: int, max_count: int, value: int, count: int, stream: int, /) -> int:
@@ -117,8 +116,7 @@ class Copies:
         if isinstance(on, int):
             return on
         start = ptr - block.ptr
-        part = block.data[start : start + count]
-        number = on.worker.enqueue(lambda: part.fill(value & 0xFF))
+        number = on.worker.enqueue(lambda: block.fill(start, value & 0xFF, count))
         if self._core.checked:
             block.last_use = (on.worker, number)
         return 0

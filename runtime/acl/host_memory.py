@@ -7,6 +7,7 @@ Who forgets to clear its pages, or reads what nobody wrote, gets NaN here as on 
 
 from __future__ import annotations
 
+import mmap
 import operator
 import os
 import threading
@@ -27,6 +28,7 @@ DEVICE = "device memory"
 PINNED = "pinned host memory"
 
 _FILL = 0xFF
+_MAPPED_BYTES = 1 << 20  # from this size on, a block is a map of its own, which is cheap to clear
 _SLACK_BYTES = 128  # static models may read 64 bytes beyond a buffer (size tolerance)
 _QUARANTINE_BYTES = 64 << 20  # checked mode: freed blocks stay reserved so that misuse is seen
 _POLICIES = range(8)
@@ -36,9 +38,18 @@ _POLICY_FLAGS = 0x101100
 class Block:
     """One allocation. `last_use`: newest queued operation that touches it (checked mode)."""
 
-    __slots__ = ("data", "device_id", "kind", "last_use", "nbytes", "ptr")
+    __slots__ = ("data", "device_id", "kind", "last_use", "map", "nbytes", "ptr")
 
-    def __init__(self, kind: str, device_id: int, nbytes: int, data: NDArray[np.uint8]) -> None:
+    def __init__(self, kind: str, device_id: int, nbytes: int) -> None:
+        """Reserve memory; raises MemoryError (OSError from a map counts as one)."""
+        whole = nbytes + _SLACK_BYTES
+        self.map = _anonymous_map(whole) if whole >= _MAPPED_BYTES else None
+        if self.map is not None:
+            data: NDArray[np.uint8] = np.frombuffer(self.map, np.uint8)
+        else:
+            raw = np.empty(whole + ALIGN_BYTES, np.uint8)
+            shift = -int(raw.ctypes.data) % ALIGN_BYTES
+            data = raw[shift : shift + whole]
         self.kind = kind
         self.device_id = device_id
         self.nbytes = nbytes
@@ -58,6 +69,21 @@ class Block:
             count *= extent
         start = address - self.ptr
         return self.data[start : start + count].view(dtype).reshape(shape)
+
+    def fill(self, start: int, value: int, count: int) -> None:
+        """Set `count` bytes from `start`; a mapped block's whole pages become zero untouched.
+
+        A page pool is gigabytes of which a short run uses megabytes: the machine hands out zero
+        pages when they are first used, as it did before the block was soiled.
+        """
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (start + count) // mmap.PAGESIZE * mmap.PAGESIZE
+        if value or self.map is None or last - first < _MAPPED_BYTES:
+            self.data[start : start + count].fill(value)
+            return
+        self.data[start:first].fill(0)
+        self.map.madvise(mmap.MADV_DONTNEED, first, last - first)
+        self.data[last : start + count].fill(0)
 
 
 class Memory:
@@ -156,12 +182,10 @@ class Memory:
             text = f"EL0004: {call}: {size} bytes wanted, {free} of {self._total_bytes} are free"
             return 0, self._core.fail(code, text)
         try:
-            raw = np.empty(size + _SLACK_BYTES + ALIGN_BYTES, np.uint8)
+            block = Block(kind, context.device_id, size)
         except MemoryError:
             code = RT_MEMORY_ALLOCATION if is_device else BAD_ALLOC
             return 0, self._core.fail(code, f"EH0010: {call}: the machine has no {size} bytes left")
-        shift = -int(raw.ctypes.data) % ALIGN_BYTES
-        block = Block(kind, context.device_id, size, raw[shift : shift + size + _SLACK_BYTES])
         self._soil(block)
         with self._lock:
             self._blocks[block.ptr] = block
@@ -172,6 +196,8 @@ class Memory:
 
     def _soil(self, block: Block) -> None:
         limit = self._core.options.dirty_bytes
+        if not self._core.checked:
+            limit = min(limit, _MAPPED_BYTES)
         if block.nbytes <= limit:
             block.data.fill(_FILL)
         elif limit:
@@ -210,6 +236,16 @@ class Memory:
         self._quarantine_bytes += block.nbytes
         while self._quarantine_bytes > _QUARANTINE_BYTES:
             self._quarantine_bytes -= self._quarantine.popleft().nbytes
+
+
+def _anonymous_map(nbytes: int) -> mmap.mmap | None:
+    """Return memory of its own, or None where the system cannot clear it by pages."""
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return None
+    try:
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(str(error)) from error
 
 
 def _machine_bytes() -> int:

@@ -21,7 +21,8 @@ class AclOptions:
     from the opened OM to an Executor (tests). threads: cores of the executor, 0 = all.
     checked: keep a ledger and refuse wrong use with the place where the thing was made.
     faults: calls that fail. dirty_bytes: how much of an allocation is filled with 0xFF (NaN as
-    float, -1 as int); a larger one gets half of it at each end, because filling touches every page.
+    float, -1 as int); a larger one gets half of it at each end, because filling touches every page;
+    at most 1 MiB of it unless checked.
     memory_bytes: size of the device's memory, 0 = the machine's. num_devices: device count.
     soc_name: what acl.get_soc_name() says. already_initialised: as if another library in the
     process had called acl.init before us. open_om: instead of om_reader.read_om (tests).
