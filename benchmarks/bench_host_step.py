@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from machine import machine_facts
+
 from pagedom.runtime.backend import ModelFacts
 from pagedom.runtime.engine_core import EngineCore
 from pagedom.runtime.engine_options import EngineOptions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import acl_samples as samples
+
 from pagedom.runtime.acl import AclOptions, HostAcl
 
 NAMES = [*samples.STEP_INPUTS, *samples.CACHES]

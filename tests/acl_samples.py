@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from pagedom.runtime.acl import ExecutorError
 from pagedom.runtime.artifact import Artifact, building_artifact
 from pagedom.runtime.manifest import Binding, Manifest, ModelGeometry, OutputBinding

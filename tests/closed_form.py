@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+
 from pagedom.runtime.backend import ModelFacts
 from pagedom.runtime.engine_core import EngineCore
 from pagedom.runtime.engine_options import EngineOptions

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+
 from pagedom.runtime.artifact import building_artifact
 from pagedom.runtime.manifest import Binding, Manifest, ModelGeometry, OutputBinding
 from pagedom.runtime.om_file.ge_graph import Graph, Node, TensorDesc

@@ -12,11 +12,12 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner, Result
 from closed_form import ClosedFormBackend, continuation
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+
 from pagedom.runtime.cli import run_om
 from pagedom.runtime.engine_options import EngineOptions
 from pagedom.runtime.tokenizer import Tokenizer
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models
 
 BOS, EOS = 95, 96
 PAGE_SIZE, MAX_SEQ_LEN = 4, 256

@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 
 import numpy as np
+
 from pagedom.runtime.artifact import building_artifact
 from pagedom.runtime.manifest import Binding, Manifest, ModelGeometry, OutputBinding
 from pagedom.runtime.om_file import Graph, Node, TensorDesc, WeightLayout, WeightRef, write_om

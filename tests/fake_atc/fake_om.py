@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx
 from fake_arguments import RefusalError, bad_value, say, shapes
+
 from pagedom.runtime.om_file import (
     Graph,
     ModelDef,

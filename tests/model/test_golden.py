@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from pagedom import Engine, SamplingParams
 
 PROMPT = "Once upon a time"

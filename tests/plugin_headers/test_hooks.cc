@@ -126,6 +126,7 @@ ge::Operator Target(const domi::OpRegistrationData& data, const char* name) {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 const char* pagedom_test_registrations() {
@@ -188,3 +189,4 @@ const char* pagedom_test_json(const char* text) {
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from closed_form import make_core, run, submit
 from formula_graph import MAX_SEQ_LEN, VOCAB, continuation, write_artifact
+
 from pagedom.runtime.acl.faults import FaultPlan
 from pagedom.runtime.acl.host import HostAcl
 from pagedom.runtime.acl.options import AclOptions

@@ -8,6 +8,7 @@ import acl_samples as samples
 import numpy as np
 import pytest
 from acl_loaded import Loaded
+
 from pagedom.runtime.acl import AclOptions, HostAcl
 
 HERE = "test_acl_checked.py:"

@@ -8,6 +8,7 @@ import sys
 import types
 
 import pytest
+
 from pagedom.runtime.acl import (
     AclError,
     AclOptions,

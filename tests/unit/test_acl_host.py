@@ -6,6 +6,7 @@ import json
 import threading
 
 import pytest
+
 from pagedom.runtime.acl import AclOptions, HostAcl
 
 

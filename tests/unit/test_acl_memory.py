@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from pagedom.runtime.acl import AclOptions, HostAcl
 
 H2D, D2H, D2D = 1, 2, 3

@@ -6,6 +6,7 @@ import acl_samples as samples
 import numpy as np
 import pytest
 from acl_loaded import Loaded
+
 from pagedom.runtime.acl import AclOptions, FaultPlan, HostAcl
 
 GEARS = ({"T": 4, "B": 4, "R": 4}, {"T": 16, "B": 4, "R": 4})

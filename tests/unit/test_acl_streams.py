@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+
 from pagedom.runtime.acl import AclOptions, HostAcl
 from pagedom.runtime.acl.host_worker import Worker
 

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 from om_samples import build_artifact
+
 from pagedom.runtime import artifact as artifact_module
 from pagedom.runtime.artifact import Artifact, ArtifactError, building_artifact
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+
 from pagedom.runtime.manifest import (
     Binding,
     FileRecord,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from pagedom.runtime.batch_validator import BatchError, BatchSnapshot, check_batch, violations_of
 
 

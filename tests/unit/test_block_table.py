@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from pagedom.runtime.block_table import BlockTable, table_width
 
 

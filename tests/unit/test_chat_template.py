@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+
 from pagedom.runtime.chat_template import ChatTemplate, ChatTemplateError
 
 USER = [{"role": "user", "content": "Hi <&> 你好"}]

@@ -18,6 +18,7 @@ from letters_model import (
     letters_tokenizer,
     text_of,
 )
+
 from pagedom.runtime.cli import COMMANDS
 
 

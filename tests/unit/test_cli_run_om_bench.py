@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import click
 import pytest
 from letters_model import LettersArtefact, invoke
+
 from pagedom.runtime.commands import page_recording
 from pagedom.runtime.commands.page_recording import Recording, RecordingError, draw, usage_line
 from pagedom.runtime.commands.pages import follow_recording

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from letters_model import TEMPLATE, LettersArtefact, answer, invoke
+
 from pagedom.runtime.commands import chat as chat_module
 
 

@@ -11,10 +11,11 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagedom.runtime.token_bytes import UnsupportedDecoderError, parse_decoder
-from pagedom.runtime.tokenizer import Tokenizer, TokenizerError
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
+
+from pagedom.runtime.token_bytes import UnsupportedDecoderError, parse_decoder
+from pagedom.runtime.tokenizer import Tokenizer, TokenizerError
 
 WORDS = [
     "▁the",

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+
 from pagedom.runtime.acl import AclError, AclOptions, FaultPlan, HostAcl
 from pagedom.runtime.device import Device, DeviceClosedError
 

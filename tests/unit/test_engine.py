@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 from closed_form import VOCAB, ClosedFormBackend, continuation, next_token
+
 from pagedom.runtime.engine import Engine, EngineError
 from pagedom.runtime.request import RequestError, RequestFailed
 from pagedom.runtime.sampling_params import SamplingError, SamplingParams

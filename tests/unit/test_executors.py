@@ -8,6 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+
 from pagedom.compiler.ge_build import GeBuild
 from pagedom.compiler.ge_import import FIA_INPUTS, causal_mask
 from pagedom.compiler.ge_weights import place_weights

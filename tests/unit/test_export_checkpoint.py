@@ -11,6 +11,7 @@ import onnx.inliner
 import onnxruntime
 import pytest
 from dense_llama import dense_logits
+
 from pagedom.compiler.export import ExportOptions, export_onnx
 from pagedom.compiler.onnx_weights import attach_weights, save_onnx
 from pagedom.models.checkpoint import open_checkpoint

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+
 from pagedom.compiler.export import ExportError, ExportOptions, export_onnx, interface
 from pagedom.compiler.onnx_check import check_exported
 from pagedom.compiler.onnx_weights import attach_weights

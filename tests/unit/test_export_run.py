@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 import torch
 from dense_llama import dense_logits
+
 from pagedom.compiler.export import ExportOptions, export_onnx
 from pagedom.compiler.onnx_weights import attach_weights, save_onnx
 from pagedom.graph_ops.bodies import to_torch

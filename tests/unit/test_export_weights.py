@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+
 from pagedom.compiler.export import ExportOptions, export_onnx
 from pagedom.compiler.onnx_weights import WeightsError, attach_weights, save_onnx
 from pagedom.models.config import ModelConfig

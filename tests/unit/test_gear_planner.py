@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
+
 from pagedom.compiler.gear_list import GearError
 from pagedom.compiler.gear_planner import (
     GearRequest,
@@ -24,7 +26,6 @@ from pagedom.compiler.gear_planner import (
 )
 from pagedom.compiler.gear_report import render_gears
 from pagedom.compiler.target_families import ASCEND_910B
-from rich.console import Console
 
 LIMITS = ASCEND_910B.gears
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from acl_samples import PAGE, VOCAB, WIDTH, FakeExecutor, sample_artifact
 from closed_form import ClosedFormBackend, make_core, submit
+
 from pagedom.runtime.acl.host import HostAcl
 from pagedom.runtime.acl.options import AclOptions
 from pagedom.runtime.artifact_backend import ArtifactBackend

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
+
 from pagedom.graph_ops import oracles
 from pagedom.graph_ops.one_node import one_node_model
 from pagedom.graph_ops.paged_attention import paged_attention

@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
+
 from pagedom.graph_ops import oracles
 from pagedom.graph_ops.bodies import to_numpy, to_torch
 from pagedom.graph_ops.one_node import one_node_model

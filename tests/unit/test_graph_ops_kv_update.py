@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
+
 from pagedom.graph_ops import oracles
 from pagedom.graph_ops.kv_update import kv_update
 from pagedom.graph_ops.one_node import one_node_model

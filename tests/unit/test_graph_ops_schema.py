@@ -7,6 +7,7 @@ import sys
 
 import onnx
 import pytest
+
 from pagedom.graph_ops.one_node import one_node_model
 from pagedom.graph_ops.registry import OPERATORS
 from pagedom.graph_ops.schema import ShapeError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from pagedom.runtime.kv_cache import KvCache, KvCacheError, KvCacheSpec
 
 SPEC = KvCacheSpec(num_layers=30, num_kv_heads=3, head_dim=64, dtype="bfloat16", page_size=32)

@@ -8,6 +8,7 @@ import sys
 import zipfile
 
 import pytest
+
 from pagedom.models import catalog, demo_fetch
 from pagedom.models.errors import CatalogError
 

@@ -7,6 +7,7 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
+
 from pagedom.models.checkpoint import open_checkpoint
 from pagedom.models.errors import ConfigError, ModelError, TokenizerError, WeightError
 from pagedom.models.weights.cast import cast_array

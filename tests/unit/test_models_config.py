@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+
 from pagedom.models.config import ConfigError, ModelConfig
 
 LOADED = ("llama", "qwen2", "mistral")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from pagedom.models.checkpoint import open_checkpoint
 from pagedom.models.errors import ConfigError, ModelError, WeightError
 from pagedom.models.rope import inverse_frequencies

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+
 from pagedom.models.errors import ConfigError
 from pagedom.models.rope import RopeConfig, attention_factor, cos_sin, inverse_frequencies
 

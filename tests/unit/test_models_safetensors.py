@@ -8,6 +8,7 @@ import time
 import ml_dtypes
 import numpy as np
 import pytest
+
 from pagedom.models.errors import WeightError
 from pagedom.models.weights.safetensors_file import SafetensorsFile
 from pagedom.models.weights.safetensors_reader import SafetensorsReader

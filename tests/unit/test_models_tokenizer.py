@@ -6,6 +6,7 @@ import json
 import random
 
 import pytest
+
 from pagedom.models.checkpoint import open_checkpoint
 from pagedom.models.errors import TokenizerError
 from pagedom.models.gguf_tokenizer import GgufVocabulary, build_tokenizer, merges_by_score

@@ -8,6 +8,7 @@ import os
 import pytest
 from click.testing import CliRunner
 from om_samples import MODEL_DEF, WEIGHTS, build_artifact, file_of, linear_model, wide
+
 from pagedom.runtime.inspect_command import group_tensors, human_bytes, inspect
 from pagedom.runtime.om_file import Graph, ListListInt, ModelDef, Node, OmInfo, TensorDesc, write_om
 from pagedom.runtime.om_file.description import TensorRow, describe_om

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from om_samples import INOUT, MODEL_DEF, TASKS, TBE, WEIGHTS, file_of, linear_model, tiny, wide
+
 from pagedom.runtime.om_file import (
     Graph,
     ModelDef,

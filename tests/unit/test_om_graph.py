@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from om_samples import linear_model
+
 from pagedom.runtime.om_file import Graph, Node, TensorDesc
 from pagedom.runtime.om_file.ge_graph import Edge, parse_edge
 

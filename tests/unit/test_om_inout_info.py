@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+
 from pagedom.runtime.om_file import OmFormatError
 from pagedom.runtime.om_file.inout_info import (
     InoutInfo,

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from om_samples import linear_model
+
 from pagedom.runtime.inspect_command import om_to_mode1_json
 from pagedom.runtime.om_file import OmFormatError, write_om
 from pagedom.runtime.om_file.ge_proto import message_class

@@ -10,6 +10,7 @@ import acl_samples as samples
 import numpy as np
 import psutil
 import pytest
+
 from pagedom.runtime.acl import AclError, AclOptions, FaultPlan, HostAcl
 from pagedom.runtime.cache_self_test import CacheUpdateLostError, check_cache_update
 from pagedom.runtime.device import Device

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from om_samples import linear_model
+
 from pagedom.runtime.om_file import Graph, ListListInt, ModelDef, Node, OmFormatError, TensorDesc
 from pagedom.runtime.om_file.attr_compression import decode_index, encode_index
 from pagedom.runtime.om_file.ge_graph import DataTypeValue, OpaqueAttr, WeightRef

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from pagedom.runtime.inspect_command import om_to_mode1_json
 from pagedom.runtime.om_file import ModelDef, OmFormatError, read_om
 from pagedom.runtime.om_file.description import describe_om

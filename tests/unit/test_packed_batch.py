@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from closed_form import ClosedFormBackend, make_core, submit
+
 from pagedom.runtime.packed_batch import BatchLayout, BatchLimits, PackedBatch
 
 LIMITS = BatchLimits(max_tokens=512, max_seqs=8, table_width=6, page_size=4)

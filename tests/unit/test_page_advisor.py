@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
+
 from pagedom.compiler.page_advisor import (
     WASTE_LIMIT,
     LengthsError,
@@ -21,7 +23,6 @@ from pagedom.compiler.page_advisor import (
 )
 from pagedom.compiler.page_report import render_page_advice
 from pagedom.compiler.target_resolve import resolve_target
-from rich.console import Console
 
 
 @dataclass(frozen=True)

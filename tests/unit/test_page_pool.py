@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from pagedom.runtime.page_pool import NOBODY, PageError, PagePool, pages_for
 
 

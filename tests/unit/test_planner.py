@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
+
 from pagedom.compiler.plan_report import render_plan
 from pagedom.compiler.planner import PlanError, PlanRequest, pages_of, plan_memory
 from pagedom.compiler.target_resolve import resolve_target
 from pagedom.compiler.weight_sizes import count_weights, weight_bytes
 from pagedom.models.config import ModelConfig
-from rich.console import Console
 
 GIB = 1024**3
 LLAMA_7B = {

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from pagedom.runtime.counter_random import mix64, request_seed, uniform
 from pagedom.runtime.sampler import LogitsError, SamplerState, SamplingError, SamplingParams, sample
 

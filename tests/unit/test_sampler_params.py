@@ -7,6 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
+
 from pagedom.runtime.sampling_params import SamplingError, SamplingParams
 
 

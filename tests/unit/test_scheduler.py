@@ -7,6 +7,7 @@ import pytest
 from closed_form import ClosedFormBackend, continuation, make_core, run, submit
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from pagedom.runtime.page_pool import pages_for
 from pagedom.runtime.request import RequestError
 from pagedom.runtime.scheduler import SchedulerPolicy, StalePlanError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from pagedom.runtime.stop_strings import StopMatcher, StopStrings
 
 STORY = [", ", "there ", "was a", " little", " girl", " n", "am", "ed ", "L", "ily", ". She"]

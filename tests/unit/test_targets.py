@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from pagedom.compiler.combination import Combination, CombinationError, CombinationOptions
 from pagedom.compiler.page_rules import (
     PageContext,

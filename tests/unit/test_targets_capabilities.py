@@ -6,10 +6,11 @@ import io
 import json
 
 import pytest
+from rich.console import Console
+
 from pagedom.compiler.capabilities import capability_matrix, render_capabilities
 from pagedom.compiler.target_resolve import TargetError
 from pagedom.compiler.targets import TARGETS
-from rich.console import Console
 
 
 def text_of(matrix: dict) -> str:

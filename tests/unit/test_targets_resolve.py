@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+
 from pagedom.compiler.target_resolve import (
     Card,
     Probe,

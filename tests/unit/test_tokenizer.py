@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from pagedom.runtime.tokenizer import Tokenizer, TokenizerError
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
+
+from pagedom.runtime.tokenizer import Tokenizer, TokenizerError
 
 BOS, EOS = 1, 2
 
