@@ -343,23 +343,26 @@ WORKLOADS = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     WORKLOADS,
-    st.sampled_from([1, 2, 4, 8]),
-    st.integers(0, 30),
-    st.integers(0, 1000),
-    st.sampled_from([4, 7, 16]),
-    st.sampled_from([0.0, 0.5, 1.0]),
+    page_size=st.sampled_from([1, 2, 4, 8]),
+    spare=st.integers(0, 30),
+    seed=st.integers(0, 1000),
+    max_batch=st.sampled_from([2, 4, 8]),
+    budget=st.integers(0, 12),
+    reserve=st.sampled_from([0.0, 0.5, 1.0]),
 )
 def test_any_workload_answers_as_if_each_ran_alone(
-    workload, page_size, spare, seed, budget, reserve
+    workload, page_size, spare, seed, max_batch, budget, reserve
 ):
     """No page has two owners (checked mode), nothing leaks, and the end comes."""
-    backend = ClosedFormBackend(page_size, max_seq_len=56)
-    pages = 1 + pages_for(30, page_size) + spare
     core = make_core(
-        backend, num_pages=pages, max_batch=4, max_batch_tokens=budget, reserve_pages=reserve
+        ClosedFormBackend(page_size, max_seq_len=56),
+        num_pages=1 + pages_for(30, page_size) + spare,
+        max_batch=max_batch,
+        max_batch_tokens=max_batch + budget,
+        reserve_pages=reserve,
     )
     core.pool.permute_free(np.random.default_rng(seed))
     coming = sorted(enumerate(workload), key=lambda item: item[1][2])
