@@ -345,7 +345,7 @@ WORKLOADS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(
-    WORKLOADS,
+    workload=WORKLOADS,
     page_size=st.sampled_from([1, 2, 4, 8]),
     spare=st.integers(0, 30),
     seed=st.integers(0, 1000),
