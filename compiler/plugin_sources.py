@@ -104,7 +104,7 @@ def source_hash(cache_write: str, folder: Path = SOURCES) -> str:
 
 def registered_operators(cache_write: str, folder: Path = SOURCES) -> dict[str, str]:
     """Return OriginOpType -> GE type of every operator that the sources register."""
-    found = {}
+    found: dict[str, str] = {}
     for path in compiled_files(cache_write, folder):
         text = path.read_text(encoding="utf-8")
         origins, kinds = _ORIGIN.findall(text), _GE_TYPE.findall(text)

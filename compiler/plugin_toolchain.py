@@ -26,7 +26,7 @@ Progress = Callable[[str, int, int], None]  # stage, done, total
 COMPILERS = ("g++", "c++", "clang++")
 NEEDED_HEADERS = ("register/register.h", "graph/operator.h", "graph/graph.h", "graph/tensor.h")
 _INCLUDE_PLACES = ("include", "include/external", "*-linux/include", "compiler/include")
-_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-Wall", "-Wextra")
+_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra")
 _ERROR_LINE = re.compile(r"\b(error|CMake Error)\b", re.IGNORECASE)
 
 

@@ -1,0 +1,260 @@
+"""Graphs of the parser plugin: the same as the host compiler builds for the same nodes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugin_headers"))
+
+from plugin_host import INT, PluginHost, attributes, load_plugins, plain
+
+from pagedom.compiler.export import ExportOptions, export_onnx
+from pagedom.compiler.ge_import import Importer
+from pagedom.compiler.lower.annotate_heads import annotate_for_plugin
+from pagedom.compiler.lower.infra import PassError
+from pagedom.compiler.lower.seq_ends import swap_lengths
+from pagedom.compiler.plugin_sources import SCATTER_ND, SCATTER_PA, registered_operators
+from pagedom.graph_ops.registry import OPERATORS
+from pagedom.models.config import ModelConfig
+from pagedom.models.rope import RopeConfig
+
+EPSILON = 1.2345678e-5  # "%g" keeps six digits of it
+CONFIG = ModelConfig(
+    family="llama",
+    name="tiny",
+    vocab_size=11,
+    hidden_size=24,
+    intermediate_size=20,
+    num_layers=2,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=6,
+    rms_norm_eps=EPSILON,
+    max_positions=64,
+    rope=RopeConfig(dim=6),
+    tie_embeddings=False,
+    qkv_bias=False,
+    o_bias=False,
+    mlp_bias=False,
+    windows=(-1, 9),
+    bos_id=None,
+    eos_ids=(),
+    checkpoint_dtype="float32",
+)
+PAGE_SIZE = 16
+
+
+@pytest.fixture(scope="module")
+def plugins(request: pytest.FixtureRequest) -> dict[str, PluginHost]:
+    return load_plugins(request.config)
+
+
+@pytest.fixture
+def plugin(plugins: dict[str, PluginHost]) -> PluginHost:
+    return plugins[SCATTER_PA]
+
+
+@pytest.fixture(scope="module", params=["float16", "float32"])
+def exported(request: pytest.FixtureRequest) -> ir.Model:
+    model = export_onnx(CONFIG, ExportOptions(request.param, 32, PAGE_SIZE))
+    swap_lengths(model)
+    model.functions.clear()
+    return model
+
+
+def nodes(model: ir.Model, kind: str) -> list[ir.Node]:
+    return [node for node in model.graph if node.op_type == kind and node.domain == "pagedom"]
+
+
+# -- registration
+
+
+def test_each_operator_is_registered_with_its_domain_and_version(
+    plugins: dict[str, PluginHost],
+) -> None:
+    expected = {
+        f"{op.schema.domain}::{op.schema.version}::{name}" for name, op in OPERATORS.items()
+    }
+    for form, host in plugins.items():
+        made = {entry["origin"]: entry for entry in host.registrations()}
+        assert set(made) == expected
+        assert len(host.registrations()) == len(expected)
+        assert {e: entry["ge"] for e, entry in made.items()} == registered_operators(form)
+        for entry in made.values():
+            assert (entry["framework"], entry["imply"]) == (5, 1)  # ONNX, TVM
+            assert entry["expands"] == (entry["ge"] == "PartitionedCall")
+    assert plugins[SCATTER_PA].registrations() != plugins[SCATTER_ND].registrations()
+
+
+# -- the same graph as the host compiler builds
+
+
+def plugin_tree(made: dict[str, Any], host: PluginHost, inputs: list[str]) -> Any:
+    """The first output of an expanded node as nested (type, attributes, inputs)."""
+    graph = made["graph"]
+    by_name = {node["name"]: node for node in graph["nodes"]}
+
+    def tree(name: str, index: int) -> Any:
+        node = by_name[name]
+        if node["type"] == "Data":
+            return inputs[node["attrs"]["index"]]
+        if node["type"] == "Const":
+            value = host.tensor(node["attrs"]["value"])
+            return ("Const", value.dtype.name, value.tobytes(), value.shape)
+        fed = {entry[0]: tree(*entry[1:]) for entry in node["inputs"] if len(entry) > 1}
+        return (node["type"], index, plain(node["attrs"]), fed)
+
+    return [tree(name, index) for name, index in graph["outputs"]]
+
+
+DYNAMIC = {"key": "key0", "value": "value0"}  # a list input's first member
+
+
+def importer_tree(importer: Importer, node: ir.Node) -> Any:
+    """The same for what compiler/ge_import.py built for an ONNX node."""
+    build = importer.build
+    by_name = {made.name: made for made in build.graph.nodes}
+    leaves = {importer.edges[str(value.name)]: str(value.name) for value in node.inputs}
+
+    def tree(edge: str) -> Any:
+        if edge in leaves:
+            return leaves[edge]
+        name, _, index = edge.rpartition(":")
+        made = by_name[name]
+        if made.type == "Const":
+            value = build.arrays[name]
+            return ("Const", value.dtype.name, value.tobytes(), value.shape)
+        rename = DYNAMIC if made.type == "FusedInferAttentionScore" else {}
+        fed = {
+            rename.get(ir_name, ir_name): tree(fed)
+            for ir_name, fed in zip(made.input_names, made.inputs)
+            if fed
+        }
+        attrs = {k: np.float32(v) if isinstance(v, float) else v for k, v in made.attrs.items()}
+        return (made.type, int(index), attrs, fed)
+
+    return [tree(importer.edges[str(value.name)]) for value in node.outputs]
+
+
+def imported(model: ir.Model) -> Importer:
+    importer = Importer(model, "tiny")
+    importer.run()
+    return importer
+
+
+@pytest.mark.parametrize("kind", ["PagedAttention", "SwiGlu"])
+def test_subgraphs_equal_those_of_the_host_compiler(
+    exported: ir.Model, plugin: PluginHost, kind: str
+) -> None:
+    annotated = exported.clone()
+    annotate_for_plugin(annotated)
+    importer = imported(exported)
+    pairs = list(zip(nodes(exported, kind), nodes(annotated, kind)))
+    assert len(pairs) == CONFIG.num_layers
+    for plain_node, node in pairs:
+        made = plugin.parse_node(node)
+        assert made["parsed"]
+        assert made["expanded"]
+        assert made["problems"] == []
+        names = [str(value.name) for value in plain_node.inputs]
+        assert plugin_tree(made, plugin, names) == importer_tree(importer, plain_node)
+
+
+def test_rotary_equals_the_host_compiler_with_and_without_prepared_angles(
+    exported: ir.Model, plugin: PluginHost
+) -> None:
+    importer = imported(exported)
+    node = nodes(exported, "Rotary")[0]
+    dtype = node.inputs[0].dtype  # type: ignore[union-attr]
+    codes = {ir.DataType.FLOAT: 0, ir.DataType.FLOAT16: 1}
+    text = attributes(dtype=(INT, codes[dtype]), head_dim=(INT, 6))  # type: ignore[index]
+    made = plugin.parse("pagedom::1::Rotary", "rotary", text)
+    assert made["problems"] == []
+    names = [str(value.name) for value in node.inputs]
+    assert plugin_tree(made, plugin, names) == importer_tree(importer, node)
+
+    annotate_for_plugin(exported)
+    made = plugin.parse_node(node)
+    assert made["problems"] == []
+    names = [str(value.name) for value in node.inputs]
+    assert plugin_tree(made, plugin, names) == [
+        ("RotaryPositionEmbedding", 0, {"mode": 0}, dict(zip(("x", "cos", "sin"), names)))
+    ]
+
+
+def test_annotated_angles_are_made_once_for_all_layers(exported: ir.Model) -> None:
+    model = exported.clone()
+    annotate_for_plugin(model)
+    rotaries = nodes(model, "Rotary")
+    assert len(rotaries) == 2 * CONFIG.num_layers
+    for index in (1, 2):
+        (angles,) = {id(node.inputs[index]): node.inputs[index] for node in rotaries}.values()
+        assert angles is not None
+        assert angles.shape is not None
+        assert list(angles.shape)[1:] == [1, 6]
+        assert angles.dtype == rotaries[0].inputs[0].dtype  # type: ignore[union-attr]
+    assert annotate_for_plugin(model) == 0
+    order = [node.name for node in model.graph]
+    ir.passes.common.TopologicalSortPass()(model)
+    assert order == [node.name for node in model.graph]
+
+
+def test_attributes_of_one_to_one_operators_arrive(exported: ir.Model, plugin: PluginHost) -> None:
+    model = exported.clone()
+    annotate_for_plugin(model)
+    for node in nodes(model, "RmsNorm"):
+        made = plugin.parse_node(node)
+        assert (made["parsed"], made["problems"]) == (True, [])
+        assert made["node"]["type"] == "RmsNorm"
+        assert np.float32(made["node"]["attrs"]["epsilon"]["float"]) == np.float32(EPSILON)
+    for node in nodes(model, "KVUpdate"):
+        made = plugin.parse_node(node)
+        assert (made["parsed"], made["problems"]) == (True, [])
+        assert made["node"]["attrs"] == {"cache_mode": "Norm"}
+        # wired by position: the inputs of ours are the first ones of the prototype
+        names = [entry[0] for entry in made["node"]["inputs"]]
+        schema = OPERATORS["KVUpdate"].schema
+        assert names[: len(schema.inputs)] == [param.name for param in schema.inputs]
+
+
+def test_cache_write_of_older_cann(exported: ir.Model, plugins: dict[str, PluginHost]) -> None:
+    host = plugins[SCATTER_ND]
+    model = exported.clone()
+    annotate_for_plugin(model)
+    node = nodes(model, "KVUpdate")[0]
+    made = host.parse_node(node)
+    assert made["problems"] == []
+    assert made["outputs"] == 2
+    names = ["key", "key_cache", "slots", "value", "value_cache"]
+    trees = plugin_tree(made, host, names)
+
+    def shape(*dims: int) -> Any:
+        return ("Const", "int64", np.array(dims, np.int64).tobytes(), (len(dims),))
+
+    for tree, rows, cache in zip(trees, ("key", "value"), ("key_cache", "value_cache")):
+        view = ("Reshape", 0, {}, {"x": cache, "shape": shape(-1, 2, 6)})
+        indices = ("Reshape", 0, {}, {"x": "slots", "shape": shape(-1, 1)})
+        write = ("ScatterNdUpdate", 0, {}, {"var": view, "indices": indices, "updates": rows})
+        assert tree == ("Reshape", 0, {}, {"x": write, "shape": shape(-1, PAGE_SIZE, 2, 6)})
+
+
+# -- the pass
+
+
+def test_the_pass_refuses_function_bodies_and_open_dims() -> None:
+    model = export_onnx(CONFIG, ExportOptions("float32", 32, PAGE_SIZE))
+    with pytest.raises(PassError, match=r"function bodies of KVUpdate, .* are still in the model"):
+        annotate_for_plugin(model)
+    model.functions.clear()
+    node = nodes(model, "KVUpdate")[0]
+    cache = node.inputs[1]
+    assert cache is not None
+    cache.shape = ir.Shape(["P", "S", 2, 6])
+    with pytest.raises(PassError, match=r"/layers\.0/attn/KVUpdate \(KVUpdate\) has dim S"):
+        annotate_for_plugin(model)
