@@ -24,7 +24,7 @@ from .atc_jobs import oom_kills, read_memory
 OnLine = Callable[[str], None]
 KEPT_LINES = 20000
 _GRACE_S = 5.0  # between asking the group to end and killing it
-_DRAIN_S = 2.0  # for output that is still in the pipe after the exit
+_DRAIN_S = 1.0  # for output that is still in the pipe after the exit
 _SAMPLE_S = 1.0  # between two looks at the free memory
 _POLL_S = 0.1
 

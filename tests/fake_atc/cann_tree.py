@@ -29,6 +29,6 @@ def make_cann(root: Path, version: str = "8.1.RC1") -> Path:
 def make_plugin(folder: Path, keys: Iterable[str]) -> Path:
     """Make a vendor folder whose parser library carries the given type keys; return it."""
     library = folder / "framework" / "onnx" / "libcust_onnx_parsers.so"
-    library.parent.mkdir(parents=True)
+    library.parent.mkdir(parents=True, exist_ok=True)
     library.write_bytes(b"\x7fELF\0" + b"\0".join(key.encode() for key in keys) + b"\0")
     return folder
