@@ -49,18 +49,18 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(artefact, monkeypatch):
 
     def write(text):
         said.append(text)
-        if len(said) == 3:
+        if len(said) == 1:  # a delta may hold several tokens: only the first is sure to come
             raise KeyboardInterrupt
 
     monkeypatch.setattr(chat_module, "write", write)
     result = chat(artefact, ["Hi", "And?"])
     assert result.exit_code == 0
     assert "(stopped)" in result.stderr
-    # Three deltas, the new line after the stop, then the second answer.
-    heard = "".join(said[:3])
+    # One delta, the new line after the stop, then the second answer.
+    heard = said[0]
     assert answer("u:Hi;a:", 6).startswith(heard)
-    assert said[3] == "\n"
-    assert "".join(said[4:-1]) == answer(f"u:Hi;a:{heard};u:And?;a:", 6)
+    assert said[1] == "\n"
+    assert "".join(said[2:-1]) == answer(f"u:Hi;a:{heard};u:And?;a:", 6)
 
 
 def test_terminal_input(artefact, monkeypatch):
