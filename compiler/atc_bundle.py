@@ -38,7 +38,8 @@ class AtcBundle:
     options: AtcOptions
     inputs: Sequence[ExpectedTensor]
     outputs: Sequence[ExpectedTensor]
-    plugin_sources: Path | None = None
+    plugin_sources: Path | None = None  # as plugin.copy_sources writes them
+    cache_write: str = "scatter_pa"  # the plugin's form of KVUpdate, scatter_nd before CANN 8.5
 
 
 class BundleError(ValueError):
@@ -138,6 +139,7 @@ def _record(bundle: AtcBundle, onnx: Path) -> dict[str, Any]:
         "inputs": rows(bundle.inputs),
         "outputs": rows(bundle.outputs),
         "gears": [list(gear) for gear in gears.gears] if gears else [],
+        "cache_write": bundle.cache_write if bundle.plugin_sources is not None else None,
         "command": list(_arguments(bundle.options)),
     }
 
@@ -149,7 +151,9 @@ def _arguments(options: AtcOptions) -> tuple[str, ...]:
 
 def _script(bundle: AtcBundle) -> str:
     arguments = " \\\n    ".join(shlex.quote(word) for word in _arguments(bundle.options))
-    plugin = _PLUGIN_PART if bundle.plugin_sources is not None else ""
+    plugin = ""
+    if bundle.plugin_sources is not None:
+        plugin = _PLUGIN_PART.format(cache_write=shlex.quote(bundle.cache_write))
     return _SCRIPT.format(
         target=bundle.options.target.name,
         plugin=plugin,
@@ -201,13 +205,15 @@ if [ "$status" != 0 ] || ! grep -q "ATC run success" atc.log || [ -z "$written" 
 fi
 echo "done: now finish the artefact with compile-model --from-om on this folder"
 """
-_PLUGIN_PART = f"""if [ ! -d {PLUGIN_PREFIX}/{VENDOR_FOLDER} ]; then
-    cmake -S {PLUGIN_FOLDER} -B plugin-build -DCMAKE_BUILD_TYPE=Release
+_PLUGIN_PART = f"""cann="${{{{ASCEND_HOME_PATH:-$(dirname "$(dirname "$(command -v "$atc")")")}}}}"
+if [ ! -d {PLUGIN_PREFIX}/{VENDOR_FOLDER} ]; then
+    cmake -S {PLUGIN_FOLDER} -B plugin-build -DPAGEDOM_CANN="$cann" \\
+        -DPAGEDOM_CACHE_WRITE={{cache_write}}
     cmake --build plugin-build
     cmake --install plugin-build --prefix "$PWD/{PLUGIN_PREFIX}"
 fi
 vendor="$PWD/{PLUGIN_PREFIX}/{VENDOR_FOLDER}"
-export ASCEND_CUSTOM_OPP_PATH="$vendor${{ASCEND_CUSTOM_OPP_PATH:+:$ASCEND_CUSTOM_OPP_PATH}}"
+export ASCEND_CUSTOM_OPP_PATH="$vendor${{{{ASCEND_CUSTOM_OPP_PATH:+:$ASCEND_CUSTOM_OPP_PATH}}}}"
 """
 _README = """# {name} for {target}
 

@@ -16,7 +16,14 @@ import onnx
 import onnx_ir as ir
 
 from .onnx_gate_ops import operator_problems
-from .onnx_gate_records import GateContext, GateError, GateProblem, PluginOperator, own_plugin
+from .onnx_gate_records import (
+    GateContext,
+    GateError,
+    GateProblem,
+    PluginOperator,
+    own_plugin,
+    plugin_operators,
+)
 from .onnx_gate_values import PROTOBUF_LIMIT_BYTES, size_problem, value_problems
 from .onnx_parser_table import PARSER_SOURCE, domain_key
 
@@ -28,6 +35,7 @@ __all__ = [
     "check_onnx",
     "check_onnx_file",
     "own_plugin",
+    "plugin_operators",
     "require_onnx",
 ]
 

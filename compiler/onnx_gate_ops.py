@@ -83,9 +83,9 @@ def _function_problems(model: ir.Model, context: GateContext) -> Iterator[GatePr
             "the model carries a function body",
             "model-local functions are not read",
             PARSER_SOURCE,
-            "The plugin registers this operator: strip its body (onnx_functions)."
+            "The plugin registers this operator: strip its body (pass inline-bodies, keep)."
             if in_plugin
-            else "No plugin registers this operator: inline its body (onnx_functions).",
+            else "No plugin registers this operator: inline its body (pass inline-bodies).",
         )
 
 

@@ -24,10 +24,25 @@ class PluginOperator:
 def own_plugin() -> tuple[PluginOperator, ...]:
     """Return the operators of our own plugin: every one of domain `pagedom`."""
     schemas = [operator.schema for operator in OPERATORS.values()]
-    return tuple(
-        PluginOperator(schema.domain, schema.version, schema.name, len(schema.inputs))
-        for schema in schemas
-    )
+    return plugin_operators(f"{s.domain}::{s.version}::{s.name}" for s in schemas)
+
+
+def plugin_operators(origins: Iterable[str]) -> tuple[PluginOperator, ...]:
+    """Return the operators of a plugin by its type keys, such as "pagedom::1::RmsNorm".
+
+    Those of ours get the number of inputs of their schema, others any number. Raises ValueError
+    for a text that is no type key.
+    """
+    found = []
+    for origin in origins:
+        parts = origin.split("::")
+        if len(parts) != 3 or not parts[1].isdigit():
+            raise ValueError(f"{origin!r} is no type key of the form domain::version::type")
+        schema = OPERATORS[parts[2]].schema if parts[2] in OPERATORS else None
+        ours = schema is not None and schema.domain == parts[0]
+        most = len(schema.inputs) if schema is not None and ours else None
+        found.append(PluginOperator(parts[0], int(parts[1]), parts[2], most))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

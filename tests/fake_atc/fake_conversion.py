@@ -62,7 +62,7 @@ def _check_nodes(model: onnx.ModelProto, imports: dict[str, int]) -> None:
         key = f"{domain}::{version}::{node.op_type}"
         if node.op_type == "Constant" or _registered(domain, version, node.op_type):
             continue
-        if f"\0{key}\0".encode() not in plugin:
+        if f"{key}\0".encode() not in plugin:
             bad.append((node.name, key))
         elif len(node.input) > INPUTS.get(node.op_type, 99):
             text = f"Resolve operator IO name failed, dst op[{node.name}:{node.op_type}]"

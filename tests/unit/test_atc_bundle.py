@@ -128,20 +128,26 @@ def test_plugin_sources_travel_and_are_built_there(tmp_path: Path) -> None:
     sources.mkdir()
     (sources / "CMakeLists.txt").write_text("# plugin\n")
     folder = tmp_path / "bundle"
-    files = write_atc_bundle(folder, bundle(tmp_path, plugin_sources=sources))
+    files = write_atc_bundle(
+        folder, bundle(tmp_path, plugin_sources=sources, cache_write="scatter_nd")
+    )
     assert folder / "plugin" / "CMakeLists.txt" in files
     # A cmake that makes the vendor folder, as building the real plugin does.
     cmake = tmp_path / "bin" / "cmake"
     cmake.parent.mkdir()
     ready = make_plugin(tmp_path / "ready", ["pagedom::1::RmsNorm"])
     cmake.write_text(
-        f'#!/bin/sh\nif [ "$1" = --install ]; then mkdir -p "$4/vendors" && '
+        f'#!/bin/sh\necho "$@" >> "{tmp_path}/called"\n'
+        f'if [ "$1" = --install ]; then mkdir -p "$4/vendors" && '
         f'cp -r "{ready}" "$4/vendors/pagedom"; fi\n'
     )
     cmake.chmod(0o755)
     path = f"{cmake.parent}:{os.environ['PATH']}"
     done = run_script(folder, tmp_path, PATH=path, ASCEND_CUSTOM_OPP_PATH="")
     assert done.returncode == 0, done.stdout + done.stderr
+    called = (tmp_path / "called").read_text()
+    assert f"-DPAGEDOM_CANN={tmp_path / 'cann'}" in called
+    assert "-DPAGEDOM_CACHE_WRITE=scatter_nd" in called
 
 
 def test_a_folder_that_is_no_bundle(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_samples import INT32, node, tiny_model, tiny_nodes, value
 
 from pagedom.compiler.gear_list import parse_gears
-from pagedom.compiler.onnx_functions import prepare_functions
 from pagedom.compiler.onnx_gate import (
     GateContext,
     GateError,
     PluginOperator,
     check_onnx,
     own_plugin,
+    plugin_operators,
     require_onnx,
 )
 from pagedom.compiler.target_resolve import resolve_target
@@ -133,16 +133,18 @@ def test_function_bodies_say_whether_to_strip_or_to_inline() -> None:
     assert "strip" in only(model, "local-function", covered)
 
 
-def test_prepare_functions_strips_what_the_plugin_has_and_inlines_the_rest() -> None:
-    for plugin, word, kept in ((own_plugin(), "stripped", True), ((), "inlined", False)):
-        model = ir.from_proto(one_node_model("RmsNorm", "float32", {"epsilon": 1e-5}))
-        notes = prepare_functions(model, plugin)
-        assert any(word in note for note in notes)
-        assert not model.functions
-        assert any(n.domain == "pagedom" for n in model.graph) is kept
-        assert ("pagedom" in model.opset_imports) is kept
-        context = GateContext(plugin=plugin, fixed={"N": 2, "n": 4})
-        assert check_onnx(model, context) == []
+def test_a_plugin_by_its_type_keys() -> None:
+    ours, theirs = plugin_operators(["pagedom::1::KVUpdate", "them::3::KVUpdate"])
+    assert (ours.domain, ours.version, ours.op_type, ours.max_inputs) == (
+        "pagedom",
+        1,
+        "KVUpdate",
+        5,
+    )
+    assert theirs.max_inputs is None
+    assert ours in own_plugin()
+    with pytest.raises(ValueError, match="domain::version::type"):
+        plugin_operators(["KVUpdate"])
 
 
 def test_built_in_norm_that_drops_its_epsilon() -> None:
