@@ -12,15 +12,12 @@ verify() reads and hashes everything. It is written beside its place and swapped
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from .folder_swap import FolderError, FolderOwner, replacing_folder
 from .manifest import (
     MANIFEST_FILE,
     FileRecord,
@@ -32,6 +29,7 @@ from .manifest import (
 
 MODEL_FILE = "model.om"
 _CHUNK_BYTES = 4 << 20
+_OWNER = FolderOwner(MANIFEST_FILE, "pagedom artefact")
 
 Progress = Callable[[str, int, int], None]  # file, bytes hashed so far of all, bytes of all
 
@@ -129,7 +127,7 @@ def building_artifact(output: str | Path) -> Iterator[ArtifactBuilder]:
 
         with building_artifact("my-model") as build:
             write_om(build.folder / "model.om", ...)
-            build.manifest = Manifest(...)     # without `files`: they are hashed here
+            build.finish(Manifest(...))     # without `files`: they are hashed here
 
     An existing artefact is replaced only when the new one is complete; on any error, or without
     a manifest, nothing changes and nothing is left behind.
@@ -137,32 +135,29 @@ def building_artifact(output: str | Path) -> Iterator[ArtifactBuilder]:
     Raises:
         ArtifactError: `output` is something that pagedom did not write; raised before the block.
     """
-    output = Path(output).absolute()
-    if output.is_symlink():
-        output = output.resolve()
-    _check_replaceable(output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    folder = output.with_name(f"{output.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
-    folder.mkdir()
     try:
-        builder = ArtifactBuilder(folder)
-        yield builder
-        if builder.manifest is None:
-            raise ArtifactError(f"{output} was not written: the builder got no manifest")
-        write_manifest(folder, replace(builder.manifest, files=_hash_files(folder)))
-        _check_replaceable(output)  # it may have changed during a long compilation
-        _swap(folder, output)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+        with replacing_folder(output, _OWNER) as folder:
+            builder = ArtifactBuilder(folder)
+            yield builder
+            if builder.manifest is None:
+                raise ArtifactError(f"{output} was not written: the builder got no manifest")
+            if not builder.manifest.files:
+                builder.finish(builder.manifest)
+    except FolderError as error:
+        raise ArtifactError(str(error)) from None
 
 
 @dataclass
 class ArtifactBuilder:
-    """What building_artifact() hands out: put files into `folder`, then set `manifest`."""
+    """What building_artifact() hands out: put files into `folder`, then call `finish`."""
 
     folder: Path
     manifest: Manifest | None = None
+
+    def finish(self, manifest: Manifest, progress: Progress | None = None) -> None:
+        """Hash every file in the folder and write the manifest; the last thing to be done."""
+        self.manifest = replace(manifest, files=_hash_files(self.folder, progress))
+        write_manifest(self.folder, self.manifest)
 
 
 def _read_manifest(folder: Path) -> Manifest:
@@ -210,52 +205,21 @@ def _chunks(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def _hash_files(folder: Path) -> dict[str, FileRecord]:
+def _hash_files(folder: Path, progress: Progress | None) -> dict[str, FileRecord]:
+    paths = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path != folder / MANIFEST_FILE
+    ]
+    total, done = sum(path.stat().st_size for path in paths), 0
     records = {}
-    for path in sorted(folder.rglob("*")):
-        if not path.is_file() or path == folder / MANIFEST_FILE:
-            continue
+    for path in paths:
+        name = path.relative_to(folder).as_posix()
         digest = hashlib.sha256()
         for chunk in _chunks(path):
             digest.update(chunk)
-        name = path.relative_to(folder).as_posix()
+            done += len(chunk)
+            if progress is not None:
+                progress(name, done, total)
         records[name] = FileRecord(path.stat().st_size, digest.hexdigest())
     return records
-
-
-def _check_replaceable(output: Path) -> None:
-    """Refuse to replace anything but an artefact with nothing else in its folder."""
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return
-    hint = "choose another output, or remove it yourself"
-    if not output.is_dir():
-        raise ArtifactError(f"{output} is a file, not a pagedom artefact: {hint}")
-    try:
-        data = json.loads((output / MANIFEST_FILE).read_text(encoding="utf-8"))
-        listed = {MANIFEST_FILE, *data["files"]} if "schema" in data else set()
-    except (OSError, ValueError, KeyError, TypeError):
-        listed = set()
-    if not listed:
-        raise ArtifactError(f"{output} is not a pagedom artefact: {hint}")
-    found = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
-    foreign = sorted(found - listed)
-    if foreign:
-        raise ArtifactError(
-            f"{output} holds files that pagedom did not write ({', '.join(foreign[:5])}): {hint}"
-        )
-
-
-def _swap(folder: Path, output: Path) -> None:
-    """Put `folder` at `output`; an old artefact goes aside first and comes back on failure."""
-    if not output.exists():
-        folder.rename(output)
-        return
-    aside = output.with_name(f"{output.name}.old-{secrets.token_hex(4)}")
-    output.rename(aside)
-    try:
-        folder.rename(output)
-    except BaseException:
-        with suppress(OSError):
-            aside.rename(output)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
