@@ -18,6 +18,8 @@ import onnx_ir as ir
 from ..runtime.dtypes import dtype
 from ..runtime.om_file.ge_graph import Graph, Node, TensorDesc
 from .ge_build import GeBuild, WeightParts
+from .ge_import_ops import BASE_HANDLERS
+from .ge_import_ops import attribute as _attr
 
 MASK_NAME = "causal_mask"
 MASK_SIZE = 2048  # the compressed mask of sparse modes 2, 3, 4 (aclnnFusedInferAttentionScoreV4)
@@ -55,7 +57,7 @@ class Importer:
         self.edges: dict[str, str] = {}
 
     def run(self) -> GeBuild:
-        """Return the graph with inputs, operators and a NetOutput of logits and next_ids."""
+        """Return the graph with its NetOutput: logits, next_ids and, where it has them, new_rows."""
         for index, value in enumerate(self.model.graph.inputs):
             self._data(index, value)
         for node in self.model.graph:
@@ -108,8 +110,8 @@ class Importer:
         self.edges[value.name] = self.build.add(node)
 
     def _outputs(self) -> None:
-        logits = next(v for v in self.model.graph.outputs if v.name == "logits")
-        edge = self.edge(logits)
+        found = {v.name: v for v in self.model.graph.outputs}
+        edge = self.edge(found["logits"])
         axis = self.build.constant("next_ids.axis", np.array(-1, np.int32))
         rows = self.build.desc(edge).shape[0]
         self.build.operator(
@@ -120,6 +122,8 @@ class Importer:
             dtype=dtype("int32").acl,
         )
         results = [edge, "next_ids:0"]
+        if "new_rows" in found:
+            results.append(self.edge(found["new_rows"]))
         node = Node("Node_Output", "NetOutput", results, {})
         node.input_descs = [self.build.desc(text) for text in results]
         node.input_names = [f"input{place}" for place in range(len(results))]
@@ -165,24 +169,14 @@ def _dtype_name(kind: ir.DataType) -> str:
     return {"FLOAT": "float32", "DOUBLE": "float64"}.get(kind.name, kind.name.lower())
 
 
-def _attr(node: ir.Node, name: str, default: Any = None) -> Any:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.value
-
-
-def _simple(kind: str, *names: str) -> Callable[[Importer, ir.Node], None]:
-    def handler(importer: Importer, node: ir.Node) -> None:
-        edges = [importer.edge(value) for value in node.inputs]
-        importer.operator(node, kind, list(zip(names, edges)))
-
-    return handler
-
-
 def _matmul(importer: Importer, node: ir.Node) -> None:
     x1, x2 = node.inputs
     assert x2 is not None
     inputs = [("x1", importer.edge(x1)), ("x2", importer.edge(x2))]
     transposed = x2.is_initializer() and is_transposed(x2)
+    if len(importer.desc(node.outputs[0]).shape) > 2:
+        importer.operator(node, "BatchMatMulV2", inputs, adj_x1=False, adj_x2=transposed)
+        return
     importer.operator(node, "MatMulV2", inputs, transpose_x1=False, transpose_x2=transposed)
 
 
@@ -351,10 +345,7 @@ def _paged_attention(importer: Importer, node: ir.Node) -> None:
 
 HANDLERS: Mapping[tuple[str, str], Callable[[Importer, ir.Node], None]] = MappingProxyType(
     {
-        ("", "Add"): _simple("Add", "x1", "x2"),
-        ("", "Mul"): _simple("Mul", "x1", "x2"),
-        ("", "Reshape"): _simple("Reshape", "x", "shape"),
-        ("", "Identity"): _simple("Identity", "x"),
+        **{("", kind): handler for kind, handler in BASE_HANDLERS.items()},
         ("", "MatMul"): _matmul,
         ("", "Gemm"): _gemm,
         ("", "Gather"): _gather,

@@ -2,36 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
+from ..runtime.om_file.ge_graph import ListListInt, Node, TensorDesc
 from ..runtime.om_file.model_def import ModelDef
 from ..runtime.om_file.om_writer import OmInfo, write_om
 from .ge_build import GeBuild
 from .ge_import import import_onnx
 from .ge_weights import TensorSource, place_weights
+from .gear_list import dynamic_symbols, expand_gear
+from .host_forms import HostForm
 from .lower.infra import PassResult, run_passes
 from .lower.merge_gate_up import MergeGateUp
-from .lower.seq_ends import swap_lengths
+from .lower.onnx_infra import require_all, run_onnx_passes
+from .onnx_check import dims
+
+# GE's name of the input that carries the chosen gear (facts: pyacl 1.6), and the attributes by
+# which a host artefact says its gears; the host device reads both (runtime/acl/host_interface.py).
+GEAR_INPUT = "ascend_mbatch_shape_data"
+GEARS_ATTR, GEAR_OUTPUTS_ATTR = "_pagedom_gears", "_pagedom_gear_outputs"
+_WHOLE = frozenset({"stack-caches", "compose-attention", "drop-cache-outputs", "fix-dims"})
+
+Shapes = Mapping[str, tuple[int | str, ...]]
 
 
 @dataclass(frozen=True)
 class HostGraph:
-    """A lowered graph and what each pass did."""
+    """A lowered graph, what each pass did, and its interface with symbols in the place of -1."""
 
     build: GeBuild
     passes: dict[str, PassResult]
+    inputs: Shapes
+    outputs: Shapes
+    attrs: dict[str, Any] = field(default_factory=dict)  # of the model
 
 
-def lower_for_host(model: ir.Model, name: str) -> HostGraph:
-    """Lower an exported model (changed in place) to the GE-IR that the host device executes."""
-    swap_lengths(model)
+def lower_for_host(model: ir.Model, name: str, form: HostForm = HostForm()) -> HostGraph:  # noqa: B008 - frozen
+    """Lower an exported model (changed in place) to the GE-IR that the host device executes.
+
+    Raises PassError naming the pass and the place where the model does not fit the form.
+    """
+    passes = run_onnx_passes(model, form.passes())
+    for each in _WHOLE & passes.keys():
+        require_all(each, passes[each])
+    inputs = {str(value.name): _shape(value) for value in model.graph.inputs}
+    outputs = {str(value.name): _shape(value) for value in model.graph.outputs}
     build = import_onnx(model, name)
-    return HostGraph(build, run_passes(build, [MergeGateUp()]))
+    passes |= run_passes(build, [MergeGateUp()])
+    outputs = {"logits": outputs["logits"], "next_ids": outputs["logits"][:1]} | {
+        name: shape for name, shape in outputs.items() if name == "new_rows"
+    }
+    attrs = _add_gears(build, form, inputs, outputs) if form.gears else {}
+    return HostGraph(build, passes, inputs, outputs, attrs)
 
 
 def write_host_om(
@@ -43,6 +71,25 @@ def write_host_om(
 ) -> int:
     """Write `model.om`, streaming the weights; returns its size in bytes."""
     blobs = place_weights(graph.build, source, advance)
-    model_def = ModelDef(graph.build.graph.name, [graph.build.graph])
+    model_def = ModelDef(graph.build.graph.name, [graph.build.graph], dict(graph.attrs))
     info = OmInfo(cmdline=cmdline, tool_version=f"pagedom {version('pagedom')}")
     return write_om(path, model_def, blobs, info)
+
+
+def _shape(value: ir.Value) -> tuple[int | str, ...]:
+    return tuple(-1 if dim is None else dim for dim in dims(value))
+
+
+def _add_gears(build: GeBuild, form: HostForm, inputs: Shapes, outputs: Shapes) -> dict[str, Any]:
+    """Append GE's hidden input behind the others; return the model's gear attributes."""
+    symbols = dynamic_symbols(inputs)
+    results = dynamic_symbols(outputs)
+    desc = TensorDesc("int32", (len(symbols),), GEAR_INPUT)
+    count = len(inputs)
+    node = Node(GEAR_INPUT, "Data", [], {"index": count}, [desc], [desc], ["x"], ["y"])
+    build.register([node])
+    build.graph.nodes.insert(count, node)
+    return {
+        GEARS_ATTR: ListListInt(tuple(expand_gear(gear, symbols) for gear in form.gears)),
+        GEAR_OUTPUTS_ATTR: ListListInt(tuple(expand_gear(gear, results) for gear in form.gears)),
+    }

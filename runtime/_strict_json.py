@@ -11,6 +11,9 @@ from typing import Any, TypeVar, Union
 
 _T = TypeVar("_T")
 
+# Metadata of a field that a document may lack: added after the first version of its format.
+OPTIONAL: Mapping[str, Any] = types.MappingProxyType({"optional": True})
+
 
 class StrictJsonError(ValueError):
     """A document does not have the shape its dataclass asks for; lists every problem."""
@@ -25,7 +28,8 @@ def decode(cls: type[_T], data: object) -> _T:
 
     Args:
         cls: a dataclass whose fields are str, int, float, bool, None, tuple[X, ...],
-            Mapping[str, X], unions of these, or such dataclasses.
+            Mapping[str, X], unions of these, or such dataclasses. Only a field whose metadata
+            is OPTIONAL may be missing; it then has its default.
         data: the parsed JSON value.
 
     Raises:
@@ -39,10 +43,16 @@ def decode(cls: type[_T], data: object) -> _T:
 
 
 def encode(value: object) -> object:
-    """Return plain JSON values of a dataclass, in the order of its fields."""
+    """Return plain JSON values of a dataclass, in the order of its fields.
+
+    A field marked with `OPTIONAL` is left out while it has its default.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
-            field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)
+            field.name: encode(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if not (OPTIONAL.items() <= field.metadata.items())
+            or getattr(value, field.name) != field.default
         }
     if isinstance(value, Mapping):
         return {str(key): encode(item) for key, item in value.items()}
@@ -114,7 +124,7 @@ def _decode_object(kind: Any, data: object, where: str, problems: list[str]) -> 
         if key not in names:
             problems.append(f"unknown key {prefix}{key}{did_you_mean(str(key), names)}")
     for field in dataclasses.fields(kind):
-        if field.name not in data:
+        if field.name not in data and not OPTIONAL.items() <= field.metadata.items():
             problems.append(f"missing key {prefix}{field.name}")
     values = {
         name: _decode(hints[name], data[name], f"{prefix}{name}", problems)

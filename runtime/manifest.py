@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from . import dtypes
-from ._strict_json import StrictJsonError, decode, did_you_mean, encode
+from ._strict_json import OPTIONAL, StrictJsonError, decode, did_you_mean, encode
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "pagedom.json"
@@ -29,9 +29,13 @@ STEP_SOURCES = (
     "kv_lens",
     "logits_rows",
 )
-CACHE_SOURCES = ("key_cache", "value_cache")  # with ".<layer>" behind
+LAYER_CACHE_SOURCES = ("key_cache", "value_cache")  # with ".<layer>" behind
+# Pools of all layers: stacked [L*P,S,K,D], written in place; rows [P,S,2L*K*D], written by the
+# runtime from the output new_rows [T,2L*K*D], whose rows are in the order [L,2,K,D].
+POOL_SOURCES = ("key_pool", "value_pool", "kv_rows_pool")
+CACHE_SOURCES = (*LAYER_CACHE_SOURCES, *POOL_SOURCES)
 OUTPUT_ROLES = ("logits", "argmax", "new_rows")
-SYMBOLS = ("T", "B", "M", "P", "S", "R")
+SYMBOLS = ("T", "B", "B+1", "M", "P", "S", "R")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -76,13 +80,14 @@ class Binding:
     name: str  # of the Data node
     source: str
     dtype: str
-    shape: tuple[int | str, ...]  # extents, or symbols T B M P S R
+    shape: tuple[int | str, ...]  # extents, or symbols T B B+1 M P S R
 
     def __post_init__(self) -> None:
         stem, _, layer = self.source.partition(".")
-        is_cache = stem in CACHE_SOURCES and layer.isdigit()
-        if self.source not in STEP_SOURCES and not is_cache:
-            known = [*STEP_SOURCES, *(f"{stem}.<layer>" for stem in CACHE_SOURCES)]
+        is_cache = stem in LAYER_CACHE_SOURCES and layer.isdigit()
+        if self.source not in (*STEP_SOURCES, *POOL_SOURCES) and not is_cache:
+            layers = [f"{stem}.<layer>" for stem in LAYER_CACHE_SOURCES]
+            known = [*STEP_SOURCES, *POOL_SOURCES, *layers]
             raise ValueError(f"unknown source {self.source!r}{did_you_mean(self.source, known)}")
         _check_tensor(self.dtype, self.shape)
 
@@ -138,6 +143,10 @@ class Manifest:
     memory: Mapping[str, int] = field(default_factory=dict)  # estimates in bytes
     tools: Mapping[str, str] = field(default_factory=dict)  # name -> version
     files: Mapping[str, FileRecord] = field(default_factory=dict)  # relative POSIX path -> record
+    num_pages: int = field(default=0, metadata=OPTIONAL)  # P compiled in; 0 = any
+    # What slot_mapping holds for padding: -1 writes nothing; 0 where the writer knows no negative
+    # slots and padding has to land in the null page.
+    padding_slot: int = field(default=-1, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         if self.schema != SCHEMA_VERSION:
@@ -145,6 +154,9 @@ class Manifest:
         dtypes.dtype(self.dtype)
         for name in ("page_size", "max_seq_len", "max_batch", "table_width"):
             _at_least(name, getattr(self, name), 1)
+        _at_least("num_pages", self.num_pages, 0)
+        if self.padding_slot not in (-1, 0):
+            raise ValueError(f"padding_slot must be -1 or 0, is {self.padding_slot}")
         if self.table_width * self.page_size < self.max_seq_len:
             raise ValueError(
                 f"table_width {self.table_width} pages of {self.page_size} tokens hold fewer than "

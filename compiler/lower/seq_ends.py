@@ -13,9 +13,19 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .infra import PassError
+from .infra import PassError, PassResult
 
 CU_SEQLENS_INPUT, KV_LENS_INPUT = 4, 5  # of PagedAttention
+
+
+class SeqEnds:
+    """See the module's text."""
+
+    name = "seq-ends"
+
+    def __call__(self, model: ir.Model) -> PassResult:
+        """Rewrite the inputs; raises PassError where another operator reads them."""
+        return PassResult(swap_lengths(model))
 
 
 def swap_lengths(model: ir.Model) -> int:
