@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_SEQ_LEN = 2048
 DEFAULT_MAX_BATCH = 64
+_ROPE_TABLE_BYTES = 2 << 30  # both tables, float32 [max_seq_len, D] each; they are built in memory
 
 
 class RequestError(ValueError):
@@ -63,6 +64,7 @@ class CompileRequest:
     def table(self) -> Table:
         """Return what was decided, for people."""
         from rich.table import Table
+        from rich.text import Text
 
         config = self.config
         table = Table.grid(padding=(0, 2))
@@ -78,7 +80,7 @@ class CompileRequest:
             "output": str(self.output),
         }
         for name, value in rows.items():
-            table.add_row(name, value)
+            table.add_row(name, Text(value, overflow="fold"))  # a path may look like markup
         return table
 
 
@@ -87,7 +89,17 @@ def resolve(options: CompileOptions, checkpoint: Checkpoint) -> CompileRequest:
 
     Raises TargetError, CombinationError (all reasons with their sources) or RequestError.
     """
-    config = checkpoint.config
+    request = resolve_for(options, checkpoint.config)
+    if options.emit == "om" and not request.target.is_host:
+        raise RequestError(
+            f"--target {request.target.name} cannot be compiled to .om here yet; allowed is "
+            "--target host. For this chip: --plan, --advise-pages, --capabilities, --emit onnx"
+        )
+    return request
+
+
+def resolve_for(options: CompileOptions, config: ModelConfig) -> CompileRequest:
+    """Do what `resolve` does for a configuration alone, as plans need it."""
     target = resolve_target(options.target)
     dtype = options.dtype or _default_dtype(target)
     choice = CombinationOptions(executor=options.executor)
@@ -98,15 +110,9 @@ def resolve(options: CompileOptions, checkpoint: Checkpoint) -> CompileRequest:
     max_seq_len = _max_seq_len(options, config)
     choice = CombinationOptions(executor=options.executor, max_seq_len=max_seq_len)
     require_combination(Combination(target, config, dtype, page_size, options.max_batch, choice))
+    output = options.output or default_output(options, target)
     return CompileRequest(
-        config,
-        target,
-        dtype,
-        page_size,
-        max_seq_len,
-        options.max_batch,
-        options.emit,
-        options.output or Path(_default_output(options.model)),
+        config, target, dtype, page_size, max_seq_len, options.max_batch, options.emit, output
     )
 
 
@@ -126,9 +132,22 @@ def _max_seq_len(options: CompileOptions, config: ModelConfig) -> int:
             f"--max-seq-len {options.max_seq_len} is outside 1 to {longest}: {config.name} was "
             "trained for that many positions (max_position_embeddings)"
         )
+    most = _ROPE_TABLE_BYTES // (8 * config.head_dim)
+    if options.max_seq_len > most:
+        raise RequestError(
+            f"--max-seq-len {options.max_seq_len} is above {most}, the most for heads of "
+            f"{config.head_dim}: the rotary tables would take more than "
+            f"{_ROPE_TABLE_BYTES >> 30} GiB. Take a smaller one"
+        )
     return options.max_seq_len
 
 
-def _default_output(model: str) -> str:
-    path = Path(model)
-    return path.stem if path.suffix == ".gguf" else path.name or "model"
+def default_output(options: CompileOptions, target: Target) -> Path:
+    """Return NAME-host, NAME-Ascend910B3 or NAME-onnx in the current folder.
+
+    Never the model's own name: that is where the checkpoint itself often lies.
+    """
+    path = Path(options.model)
+    path = path.resolve() if path.exists() else path
+    name = path.stem if path.suffix == ".gguf" else path.name
+    return Path(f"{name or 'model'}-{target.name if options.emit == 'om' else options.emit}")
