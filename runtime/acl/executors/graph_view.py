@@ -9,6 +9,7 @@ import numpy as np
 from ...dtypes import dtype
 from ...om_file.ge_graph import CONST_TYPES, DATA_TYPES, Graph, Node, TensorDesc, WeightRef
 from ...om_file.om_reader import OmFile
+from ..constants import GEAR_INPUT_NAME
 from ..error_table import GE_LOAD_MODEL
 from ..executor import Array, ExecutorError
 
@@ -60,8 +61,30 @@ def view_graph(om: OmFile) -> GraphView:
     inputs = [
         TensorDesc(node.output_descs[0].dtype, node.output_descs[0].shape, node.name)
         for node in graph.data_nodes
+        if node.name != GEAR_INPUT_NAME
     ]
     return GraphView(graph, inputs, outputs, results, model.weights)
+
+
+def table_source(view: GraphView, node: Node, place: int) -> tuple[str, int]:
+    """Return the Data behind the block table of an attention node, and the pages added to it.
+
+    Layers that share a pool have a constant offset each (compiler.lower.stack_caches). Raises
+    ExecutorError for any other form.
+    """
+    nodes = {each.name: each for each in view.graph.nodes}
+    name, offset = node.inputs[place].rpartition(":")[0], 0
+    if nodes[name].type == "Add":
+        table, shift = (nodes[text.rpartition(":")[0]] for text in nodes[name].inputs)
+        if shift.type in CONST_TYPES and view.constant(shift).size == 1:
+            name, offset = table.name, int(view.constant(shift).reshape(-1)[0])
+    if nodes[name].type not in DATA_TYPES:
+        raise ExecutorError(
+            f"{node.name}: the block table must be a graph input, or one plus a constant; is "
+            f"{name} ({nodes[name].type})",
+            GE_LOAD_MODEL,
+        )
+    return name, offset
 
 
 def refuse_unknown_operators(view: GraphView, known: frozenset[str], executor: str) -> None:

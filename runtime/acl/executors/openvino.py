@@ -14,7 +14,8 @@ from ...om_file.om_reader import OmFile
 from ..error_table import GE_LOAD_MODEL
 from ..executor import Array, ExecutorError, ExecutorOptions
 from .graph_view import view_graph
-from .openvino_model import BLOCK, CACHE_ELEMENT, Tables, Translator
+from .openvino_attention import BLOCK, CacheView, Tables
+from .openvino_model import CACHE_ELEMENT, Translator
 
 # What is computed, and kept in the cache, for an artefact's dtype. OpenVINO 2026.4's attention
 # gives wrong results with an f16 cache under the f32 hint, and the f16 hint needs a CPU with
@@ -36,15 +37,14 @@ class OpenVinoExecutor:
         compiled = self._compile(options)
         self._request = compiled.create_infer_request()
         self._ports = {port.get_any_name(): port for port in compiled.inputs}
-        self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}  # cache -> (address, shape)
+        self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}  # Data -> (address, shape)
         self._tensors: dict[str, tuple[ov.Tensor, Array]] = {}  # what the request points at
         self._columns = np.zeros(0, np.int64)
 
     def _compile(self, options: ExecutorOptions) -> ov.CompiledModel:
         translation = self._translation
-        precision = "float32"
-        if translation.caches:
-            precision = self.inputs[self._positions[translation.caches[0]]].dtype
+        floats = (desc.dtype for desc in self.inputs if desc.dtype in PRECISION)
+        precision = next(floats, "float32")  # of the caches: no other input is a float
         if precision == "float16":
             _log.warning("the openvino executor computes this float16 model in bfloat16")
         config = {
@@ -67,8 +67,8 @@ class OpenVinoExecutor:
     ) -> list[tuple[int, ...]]:
         """See Executor.execute."""
         translation = self._translation
-        for name in translation.caches:
-            self._bind_cache(name, inputs[self._positions[name]])
+        for name, views in translation.caches.items():
+            self._bind_cache(name, views, inputs[self._positions[name]])
         for name in translation.direct:
             self._set(name, inputs[self._positions[name]])
         if translation.tables is not None:
@@ -82,22 +82,29 @@ class OpenVinoExecutor:
 
     def _set(self, name: str, array: Array) -> None:
         # The request knows the address alone: the array has to live until the run is over.
-        tensor = ov.Tensor(array, shared_memory=True)
+        if array.dtype.itemsize == 2:  # numpy has no bfloat16 that OpenVINO knows
+            element = ov.Type.bf16 if array.dtype.name == "bfloat16" else ov.Type.f16
+            tensor = ov.Tensor(array.view(np.uint16), ov.Shape(array.shape), element)
+        else:
+            tensor = ov.Tensor(array, shared_memory=True)
         self._tensors[name] = tensor, array
         self._request.set_tensor(self._ports[name], tensor)
 
-    def _bind_cache(self, name: str, cache: Array) -> None:
-        """Wrap a page pool [P,S,K,D] as [P*S/32,K,32,D]; again only if its address changes."""
-        key = (cache.ctypes.data, cache.shape)
+    def _bind_cache(self, name: str, views: Sequence[CacheView], pool: Array) -> None:
+        """Wrap page pools [P,S,K,D] as [P*S/32,K,32,D]; again only if the address changes."""
+        key = (pool.ctypes.data, pool.shape)
         if self._bound.get(name) == key:
             return
-        pages, page_size, kv_heads, dim = cache.shape
-        shape = ov.Shape([pages * page_size // BLOCK, kv_heads, BLOCK, dim])
-        flat = cache.reshape(-1)
-        raw = flat if cache.dtype == np.float32 else flat.view(np.uint16)
-        tensor = ov.Tensor(raw, shape, CACHE_ELEMENT[cache.dtype.name])
-        self._request.set_tensor(self._ports[name], tensor)
-        self._tensors[name] = tensor, cache
+        _, page_size, kv_heads, dim = pool.shape
+        ends = [view.first_page for view in views[1:]] + [pool.shape[0]]
+        for view, end in zip(views, ends):
+            pages = pool[view.first_page : end]
+            shape = ov.Shape([len(pages) * page_size // BLOCK, kv_heads, BLOCK, dim])
+            flat = pages.reshape(-1)
+            raw = flat if pool.dtype == np.float32 else flat.view(np.uint16)
+            tensor = ov.Tensor(raw, shape, CACHE_ELEMENT[pool.dtype.name])
+            self._request.set_tensor(self._ports[view.parameter], tensor)
+            self._tensors[view.parameter] = tensor, pool
         self._bound[name] = key
 
     def _set_tables(self, tables: Tables, inputs: Sequence[Array]) -> None:
@@ -112,16 +119,21 @@ class OpenVinoExecutor:
         if per_page > 1:
             steps = np.arange(per_page, dtype=np.int32)
             blocks = (table[:, :, None] * per_page + steps).reshape(len(table), -1)
+        q_lens = np.diff(begins)
+        # A gear's padding sequence may be longer than its row of the table: all of it is null page.
+        lens = np.maximum(kv_lens, q_lens)
+        counts = (lens + (BLOCK - 1)) // BLOCK
+        if counts.max() > blocks.shape[1]:
+            blocks = np.pad(blocks, ((0, 0), (0, counts.max() - blocks.shape[1])))
         if len(self._columns) != blocks.shape[1]:
             self._columns = np.arange(blocks.shape[1])
-        counts = (kv_lens + (BLOCK - 1)) // BLOCK
         indices_begins = np.zeros(len(counts) + 1, np.int32)
         np.cumsum(counts, out=indices_begins[1:])
-        self._set("past_lens", kv_lens - np.diff(begins))
+        self._set("past_lens", lens - q_lens)
         self._set("subsequence_begins", begins)
         self._set("block_indices", blocks[self._columns < counts[:, None]])
         self._set("block_indices_begins", indices_begins)
-        self._set("max_context_len", np.array(kv_lens.max(), np.int32))
+        self._set("max_context_len", np.array(lens.max(), np.int32))
 
     def _bind_outputs(self, outputs: Sequence[NDArray[np.uint8]]) -> list[tuple[int, ...]]:
         """Shapes are known only after the run; results are copied then (see _collect)."""

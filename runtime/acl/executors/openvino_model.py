@@ -9,29 +9,42 @@ between it and FusedInferAttentionScore vanish:
 
 The block size of the kernel is fixed at 32 tokens; a page of 64 or 128 is 2 or 4 neighbouring
 blocks. The order of tokens and heads inside a page is the kernel's own: [K,32,D] a block.
+Only what the results need is translated, so what stands in front of tables and slots vanishes too.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
-from openvino.op import Constant, Parameter, _PagedAttentionExtension
+from openvino.op import Constant, Parameter
 
 from ...om_file.ge_graph import Node
 from ..error_table import GE_LOAD_MODEL
 from ..executor import Array, ExecutorError
 from .graph_view import GraphView, Source, refuse_unknown_operators
-from .openvino_ops import KERNELS, constant, swiglu
-from .oracle_attention import ACTUAL_SEQ_LENGTHS, ACTUAL_SEQ_LENGTHS_KV, BAND, BLOCK_TABLE
+from .openvino_attention import BLOCK, KEYS, VALUES, AttentionGraph, CacheView, Tables, extension
+from .openvino_base import KERNELS as BASE_KERNELS
+from .openvino_ops import KERNELS as FUSIBLE_KERNELS
+from .openvino_ops import Kernel, constant, swiglu
+from .oracle_attention import BAND
 
-BLOCK = 32  # tokens of a kernel block
+KERNELS: Mapping[str, Kernel] = MappingProxyType({**BASE_KERNELS, **FUSIBLE_KERNELS})
 FUSED = frozenset({"ScatterPaKvCache", "FusedInferAttentionScore"})
 KNOWN = frozenset(KERNELS) | FUSED | {"Cast"}
+TABLE_NAMES = (
+    "past_lens",
+    "subsequence_begins",
+    "block_indices",
+    "block_indices_begins",
+    "max_context_len",
+)
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
 
 ELEMENT = {
@@ -46,22 +59,13 @@ ELEMENT = {
 CACHE_ELEMENT = {"float32": ov.Type.f32, "float16": ov.Type.bf16, "bfloat16": ov.Type.bf16}
 
 
-@dataclass(frozen=True)
-class Tables:
-    """The names of the Data nodes from which the kernel's tables are made."""
-
-    seq_ends: str
-    kv_lens: str
-    block_table: str
-
-
 @dataclass
 class Translation:
     """An OpenVINO model and how to feed it."""
 
     model: ov.Model
     direct: list[str]  # Data nodes that are parameters as they are
-    caches: list[str]  # Data nodes that are caches
+    caches: dict[str, list[CacheView]]  # Data nodes that are caches, their views by first page
     page_size: int
     tables: Tables | None
     argmaxes: dict[int, int]  # output position -> position of the logits output it is taken of
@@ -75,29 +79,34 @@ class Translator:
     def __init__(self, view: GraphView) -> None:
         refuse_unknown_operators(view, KNOWN, "openvino")
         self.view = view
-        self.nodes = {node.name: node for node in view.graph.nodes}
+        self.around = AttentionGraph(view)
+        self.nodes = self.around.nodes
         self.values: dict[Source, Any] = {}
         self.parameters: dict[str, Any] = {}
         self.table_parameters: dict[str, Any] = {}
         self.keep: list[Any] = []
-        self.caches: dict[str, None] = {}  # in order of first use
+        self.caches: dict[str, list[CacheView]] = {}  # in order of first use
         self.tables: Tables | None = None
         self.page_size = 0
 
     def translate(self) -> Translation:
         """Return the model; raises ExecutorError for a form that the kernel cannot run."""
         results, argmaxes, places = self._split_results()
+        needed = self._needed(results)
         for node in self.view.operators:
-            if node.type != "ScatterPaKvCache" and not self._is_argmax_result(node):
+            if node.name in needed:
                 self._emit(node)
         outputs = [ops.result(self._value(source)) for source in results]
         parameters = list(self.parameters.values()) + list(self.table_parameters.values())
         model = ov.Model(outputs, parameters, self.view.graph.name)
-        direct = [name for name in self.parameters if name not in self.caches]
+        views = {each.parameter for group in self.caches.values() for each in group}
+        direct = [name for name in self.parameters if name not in views]
+        for group in self.caches.values():
+            group.sort(key=lambda each: each.first_page)
         return Translation(
             model,
             direct,
-            list(self.caches),
+            self.caches,
             self.page_size,
             self.tables,
             argmaxes,
@@ -119,19 +128,25 @@ class Translator:
                 places.append(place)
         return results, argmaxes, places
 
-    def _is_argmax_result(self, node: Node) -> bool:
-        edge = node.edges()[0] if node.type == "ArgMaxV2" else None
-        return (
-            edge is not None
-            and (node.name, 0) in self.view.results
-            and (edge.producer, edge.index) in self.view.results
-        )
+    def _needed(self, results: list[Source]) -> set[str]:
+        """Names of the nodes that results depend on; attention needs q, and its writer's k, v."""
+        needed: set[str] = set()
+        waiting = [name for name, _ in results]
+        while waiting:
+            node = self.nodes[waiting.pop()]
+            if node.name in needed:
+                continue
+            needed.add(node.name)
+            texts = list(node.inputs)
+            if node.type == "FusedInferAttentionScore":
+                writer = self.around.writer(node)
+                texts = [node.inputs[0], writer.inputs[0], writer.inputs[3]]
+            waiting += [_source(text)[0] for text in texts if text]
+        return needed
 
     def _emit(self, node: Node) -> None:
         if node.type == "FusedInferAttentionScore":
             self.values[(node.name, 0)] = self._attention(node)
-            return
-        if node.type == "Reshape" and self._is_cache_reshape(node):
             return
         if node.type == "SwiGlu" and (halves := self._split_gate_up(node)):
             self.values[(node.name, 0)] = swiglu(*halves)[0]
@@ -139,10 +154,14 @@ class Translator:
         if node.type == "MatMulV2" and self._feeds_only_swiglu(node):
             return
         inputs = [None if e is None else self._value((e.producer, e.index)) for e in node.edges()]
+        if node.type not in _KEEP_SHORT:
+            inputs = [_as_f32(value) for value in inputs]
         if node.type == "Cast":
             outputs = self._cast(node, inputs)
         else:
             outputs = KERNELS[node.type](node, inputs)
+        if node.type == "GatherV2":
+            outputs = [_as_f32(value) for value in outputs]
         for index, output in enumerate(outputs):
             self.values[(node.name, index)] = output
 
@@ -183,7 +202,7 @@ class Translator:
         The array must live until the model is compiled: two constants on one freed buffer would
         be merged as equal.
         """
-        array = np.ascontiguousarray(array)
+        array = np.ascontiguousarray(array).reshape(array.shape)  # a scalar would become [1]
         self.keep.append(array)
         element = ELEMENT[array.dtype.name]
         # OpenVINO shares writeable memory only; it never writes to a constant, and the file's
@@ -244,40 +263,9 @@ class Translator:
 
     # -- attention
 
-    def _is_cache_reshape(self, node: Node) -> bool:
-        edge = node.edges()[0]
-        return edge is not None and self.nodes[edge.producer].type == "ScatterPaKvCache"
-
-    def _writer(self, node: Node, place: int) -> Node:
-        """The ScatterPaKvCache behind input `place` of an attention node."""
-        name = node.inputs[place].rpartition(":")[0]
-        while self.nodes[name].type == "Reshape":
-            name = self.nodes[name].inputs[0].rpartition(":")[0]
-        if self.nodes[name].type != "ScatterPaKvCache":
-            raise ExecutorError(
-                f"{node.name}: input {place} comes from {name} ({self.nodes[name].type}); the "
-                "openvino executor runs attention only on the outputs of ScatterPaKvCache",
-                GE_LOAD_MODEL,
-            )
-        return self.nodes[name]
-
-    def _data_name(self, node: Node, place: int) -> str:
-        name = node.inputs[place].rpartition(":")[0]
-        if self.nodes[name].type != "Data":
-            raise ExecutorError(
-                f"{node.name}: input {place} must be a graph input, is {name} "
-                f"({self.nodes[name].type})",
-                GE_LOAD_MODEL,
-            )
-        return name
-
     def _attention(self, node: Node) -> Any:
-        writer = self._writer(node, 1)
-        tables = Tables(
-            self._data_name(node, ACTUAL_SEQ_LENGTHS),
-            self._data_name(node, ACTUAL_SEQ_LENGTHS_KV),
-            self._data_name(node, BLOCK_TABLE),
-        )
+        writer = self.around.writer(node)
+        tables, first_page = self.around.tables(node)
         if self.tables not in (None, tables):
             raise ExecutorError(
                 f"{node.name} uses other tables than the layers before", GE_LOAD_MODEL
@@ -301,74 +289,50 @@ class Translator:
                 (writer.inputs[3], kv_heads),
             )
         )
-        caches = [self._cache(writer, place, kv_heads, dim) for place in (1, 4)]
+        caches = []
+        for place in (KEYS, VALUES):
+            cache = self.around.cache(writer, place, first_page)
+            caches.append(self._cache(cache, kv_heads, dim))
         window = 0
         if node.attrs.get("sparse_mode") == BAND:
             window = int(node.attrs["pre_tokens"]) + 1
-        extension = self._extension([q, k, v, *caches], float(node.attrs["scale"]), window)
-        info = extension.get_rt_info()
+        made = {name: self._table(name) for name in TABLE_NAMES}
+        attention = extension([q, k, v, *caches], made, float(node.attrs["scale"]), window)
+        info = attention.get_rt_info()
         info["k_head_size"] = info["v_head_size"] = dim
         info["num_k_heads"] = info["num_v_heads"] = kv_heads
-        out = ops.reshape(extension.output(0), constant([-1, heads, dim], np.int64), False)
+        out = ops.reshape(attention.output(0), constant([-1, heads, dim], np.int64), False)
         return out.output(0)
 
     def _rows(self, value: Any, width: int) -> Any:
         return ops.reshape(value, constant([-1, width], np.int64), False).output(0)
 
-    def _cache(self, writer: Node, place: int, kv_heads: int, dim: int) -> Any:
-        name = self._data_name(writer, place)
-        if name not in self.caches:
-            desc = self.nodes[name].output_descs[0]
-            self.caches[name] = None
-            self.parameters[name] = self._new_parameter(
-                name, CACHE_ELEMENT[desc.dtype], [-1, kv_heads, BLOCK, dim]
+    def _cache(self, view: CacheView, kv_heads: int, dim: int) -> Any:
+        if view.parameter not in self.parameters:
+            desc = self.nodes[view.data].output_descs[0]
+            self.caches.setdefault(view.data, []).append(view)
+            self.parameters[view.parameter] = self._new_parameter(
+                view.parameter, CACHE_ELEMENT[desc.dtype], [-1, kv_heads, BLOCK, dim]
             )
-        return self.parameters[name].output(0)
+        return self.parameters[view.parameter].output(0)
 
-    def _table(self, name: str, rank: int = 1) -> Any:
+    def _table(self, name: str) -> Any:
         if name not in self.table_parameters:
-            shape = [-1] * rank
+            shape = [] if name == "max_context_len" else [-1]
             self.table_parameters[name] = self._new_parameter(name, ov.Type.i32, shape)
         return self.table_parameters[name].output(0)
 
-    def _extension(self, rows_and_caches: list[Any], scale: float, window: int) -> Any:
-        """The 28 inputs of openvino 2026.4's PagedAttentionExtension; the unused ones are empty."""
 
-        def empty(kind: type, rank: int = 1) -> Any:
-            return ops.constant(np.zeros((0,) * rank, kind)).output(0)
+# A pool in 16 bits is gathered as it is: converted first, all of its pages would be.
+_KEEP_SHORT = frozenset({"Reshape", "GatherV2"})
+_SHORT = (ov.Type.f16, ov.Type.bf16)
 
-        def scalar(value: float, kind: type) -> Any:
-            return constant(value, kind).output(0)
 
-        i32, f32, u8 = np.int32, np.float32, np.uint8
-        return _PagedAttentionExtension(
-            [
-                *rows_and_caches,
-                self._table("past_lens"),
-                self._table("subsequence_begins"),
-                self._table("block_indices"),
-                self._table("block_indices_begins"),
-                scalar(scale, f32),
-                scalar(window, i32),  # sliding_window
-                empty(f32),  # alibi_slopes
-                self._table("max_context_len", 0),
-                empty(i32),  # score_aggregation_window
-                empty(i32),  # rotated_block_indices
-                empty(i32, 2),  # rotation_deltas
-                empty(f32, 2),  # rotation_trig_lut
-                empty(f32),  # xattention_threshold
-                scalar(128, i32),  # xattention_block_size
-                scalar(16, i32),  # xattention_stride
-                empty(f32),  # sinks
-                scalar(0, i32),  # adaptive_rkv_start_size
-                empty(i32),  # adaptive_rkv_evictable_sizes
-                empty(i32),  # adaptive_rkv diversity indices
-                empty(i32),  # their begins
-                empty(i32),  # token_type_ids
-                empty(u8),  # qq_bias
-                empty(i32),  # qq_bias_begins
-            ]
-        )
+def _as_f32(value: Any) -> Any:
+    """All floats are f32 in the model (the precision hint decides what is computed)."""
+    if value is None or value.get_element_type() not in _SHORT:
+        return value
+    return ops.convert(value, "f32").output(0)
 
 
 def _source(text: str) -> Source:

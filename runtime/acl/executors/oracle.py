@@ -17,11 +17,11 @@ from ...dtypes import dtype
 from ...om_file.ge_graph import Node
 from ...om_file.om_reader import OmFile
 from ..executor import Array, ExecutorError, ExecutorOptions
-from . import oracle_attention, oracle_math
-from .graph_view import Source, refuse_unknown_operators, view_graph
+from . import oracle_attention, oracle_base, oracle_math
+from .graph_view import Source, refuse_unknown_operators, table_source, view_graph
 
 KERNELS: Mapping[str, oracle_math.Kernel] = MappingProxyType(
-    {**oracle_math.KERNELS, **oracle_attention.KERNELS}
+    {**oracle_math.KERNELS, **oracle_base.KERNELS, **oracle_attention.KERNELS}
 )
 
 
@@ -36,19 +36,29 @@ class OracleExecutor:
         self._constants: dict[Source, Array] = {
             (node.name, 0): self._view.constant(node) for node in self._view.constants
         }
+        self._mark_null_pages()
         self._seen_caches: set[tuple[int, int]] = set()  # (address, bytes) already poisoned
         self._cache_inputs = self._find_caches()
 
     def _find_caches(self) -> list[int]:
-        """Positions of the inputs that a cache-writing operator updates."""
-        written = {
-            edge.producer
-            for node in self._view.operators
-            if node.type in oracle_attention.CACHE_INPUTS
-            for place, edge in enumerate(node.edges())
-            if edge is not None and place in oracle_attention.CACHE_INPUTS[node.type]
-        }
+        """Positions of the inputs that a cache-writing operator updates, also through a view."""
+        nodes = {node.name: node for node in self._view.graph.nodes}
+        written = set()
+        for node in self._view.operators:
+            for place in oracle_attention.CACHE_INPUTS.get(node.type, ()):
+                name = node.inputs[place].rpartition(":")[0]
+                while nodes[name].type == "Reshape":
+                    name = nodes[name].inputs[0].rpartition(":")[0]
+                written.add(name)
         return [place for place, desc in enumerate(self.inputs) if desc.name in written]
+
+    def _mark_null_pages(self) -> None:
+        """Tell attention which page is the null page of its layer: pools are shared by offsets."""
+        for node in self._view.operators:
+            place = oracle_attention.TABLE_INPUTS.get(node.type)
+            if place is not None:
+                offset = table_source(self._view, node, place)[1]
+                node.attrs[oracle_attention.NULL_PAGE] = offset
 
     def execute(
         self, inputs: Sequence[Array], outputs: Sequence[NDArray[np.uint8]]

@@ -20,33 +20,36 @@ from ..executor import Array
 Kernel = Callable[[Node, "list[Any]"], "list[Array]"]
 
 
-def _f32(array: Array) -> Array:
+def as_float32(array: Array) -> Array:
+    """Return floats as float32; integers and bool as they are."""
     return array.astype(np.float32) if array.dtype.kind not in "iub" else array
 
 
 def _binary(function: Callable[[Array, Array], Array]) -> Kernel:
     def kernel(node: Node, inputs: list[Any]) -> list[Array]:
-        return [np.asarray(function(_f32(inputs[0]), _f32(inputs[1])))]
+        return [np.asarray(function(as_float32(inputs[0]), as_float32(inputs[1])))]
 
     return kernel
 
 
-def _unary(function: Callable[[Array], Array]) -> Kernel:
+def unary(function: Callable[[Array], Array]) -> Kernel:
+    """Return the kernel of an elementwise function."""
+
     def kernel(node: Node, inputs: list[Any]) -> list[Array]:
-        return [np.asarray(function(_f32(inputs[0])))]
+        return [np.asarray(function(as_float32(inputs[0])))]
 
     return kernel
 
 
 def _matmul(node: Node, inputs: list[Any]) -> list[Array]:
-    x1, x2 = _f32(inputs[0]), _f32(inputs[1])
+    x1, x2 = as_float32(inputs[0]), as_float32(inputs[1])
     if node.attrs.get("transpose_x1", node.attrs.get("adj_x1", False)):
         x1 = np.swapaxes(x1, -1, -2)
     if node.attrs.get("transpose_x2", node.attrs.get("adj_x2", False)):
         x2 = np.swapaxes(x2, -1, -2)
     product = x1 @ x2
     if len(inputs) > 2 and inputs[2] is not None:
-        product = product + _f32(inputs[2])
+        product = product + as_float32(inputs[2])
     return [product]
 
 
@@ -67,14 +70,14 @@ def _reshape(node: Node, inputs: list[Any]) -> list[Array]:
 
 
 def _rms_norm(node: Node, inputs: list[Any]) -> list[Array]:
-    x, gamma = _f32(inputs[0]), _f32(inputs[1])
+    x, gamma = as_float32(inputs[0]), as_float32(inputs[1])
     epsilon = float(node.attrs.get("epsilon", 1e-6))
     rstd = 1.0 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(epsilon))
     return [oracles.rms_norm(x, gamma, epsilon), rstd]
 
 
 def _rotary(node: Node, inputs: list[Any]) -> list[Array]:
-    x, cos, sin = (_f32(value) for value in inputs[:3])
+    x, cos, sin = (as_float32(value) for value in inputs[:3])
     if node.attrs.get("mode", 0) != 0:
         raise ValueError(f"mode {node.attrs['mode']} is not supported, only 0 (half)")
     first, second = np.split(x, 2, axis=-1)
@@ -82,7 +85,7 @@ def _rotary(node: Node, inputs: list[Any]) -> list[Array]:
 
 
 def _swiglu(node: Node, inputs: list[Any]) -> list[Array]:
-    gate, up = np.split(_f32(inputs[0]), 2, axis=int(node.attrs.get("dim", -1)))
+    gate, up = np.split(as_float32(inputs[0]), 2, axis=int(node.attrs.get("dim", -1)))
     return [oracles.swiglu(gate, up)]
 
 
@@ -94,7 +97,7 @@ def _cast(node: Node, inputs: list[Any]) -> list[Array]:
 
 def _argmax(node: Node, inputs: list[Any]) -> list[Array]:
     axis = int(np.asarray(inputs[1]).reshape(-1)[0])
-    return [np.argmax(_f32(inputs[0]), axis=axis)]
+    return [np.argmax(as_float32(inputs[0]), axis=axis)]
 
 
 def _concat(node: Node, inputs: list[Any]) -> list[Array]:
@@ -121,10 +124,10 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType(
         "Minimum": _binary(np.minimum),
         "Mod": _binary(np.mod),
         "FloorDiv": _binary(np.floor_divide),
-        "Sqrt": _unary(np.sqrt),
-        "Neg": _unary(np.negative),
-        "Sigmoid": _unary(lambda x: 1.0 / (1.0 + np.exp(-x))),
-        "Tanh": _unary(np.tanh),
+        "Sqrt": unary(np.sqrt),
+        "Neg": unary(np.negative),
+        "Sigmoid": unary(lambda x: 1.0 / (1.0 + np.exp(-x))),
+        "Tanh": unary(np.tanh),
         "Identity": lambda node, inputs: [inputs[0]],
         "MatMulV2": _matmul,
         "BatchMatMulV2": _matmul,

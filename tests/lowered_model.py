@@ -1,0 +1,225 @@
+"""A small model in any form of a host artefact, run on an executor through a trace of steps.
+
+The trace mixes prefill, chunked prefill and decode of several sequences on scattered pages; with
+gears each step is padded as the runtime pads it, with a dummy sequence on the null page. Rows
+artefacts get their new rows copied into the pool, token by token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from dense_llama import dense_logits
+from pagedom.compiler.export import ExportOptions, export_onnx
+from pagedom.compiler.host import HostGraph, lower_for_host, write_host_om
+from pagedom.compiler.host_forms import HostForm
+from pagedom.models.config import ModelConfig
+from pagedom.models.expected import expected_tensors
+from pagedom.models.rope import RopeConfig
+from pagedom.runtime.acl.executor import ExecutorOptions
+from pagedom.runtime.acl.executors import make_executor
+from pagedom.runtime.dtypes import dtype
+from pagedom.runtime.om_file.om_reader import read_om
+
+LLAMA = ModelConfig(
+    family="llama",
+    name="tiny",
+    vocab_size=29,
+    hidden_size=32,
+    intermediate_size=40,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-5,
+    max_positions=512,
+    rope=RopeConfig(dim=16, theta=100.0),
+    tie_embeddings=True,
+    qkv_bias=False,
+    o_bias=False,
+    mlp_bias=False,
+    windows=(-1, -1),
+    bos_id=None,
+    eos_ids=(),
+    checkpoint_dtype="float32",
+)
+CONFIGS = {
+    "gqa": LLAMA,
+    "mha": dataclasses.replace(
+        LLAMA, num_kv_heads=4, tie_embeddings=False, qkv_bias=True, o_bias=True, mlp_bias=True
+    ),
+    "windows": dataclasses.replace(LLAMA, windows=(5, -1), qkv_bias=True),
+}
+TABLE_WIDTH, SEQUENCES = 3, 3
+NUM_PAGES = 1 + TABLE_WIDTH * SEQUENCES
+# (sequence, new tokens) of each step: prefill, decode, a prompt beside decodes, a pause, a chunk.
+TRACE = [
+    [("a", 20), ("b", 7)],
+    [("a", 1), ("b", 1)],
+    [("a", 1), ("c", 13)],
+    [("b", 1), ("c", 6), ("a", 1)],
+    [("c", 1), ("a", 1)],
+    [("b", 1)],
+]
+
+
+class Weights:
+    """Random weights that depend on the name alone, large enough for every part to matter."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        rng = np.random.default_rng(7)
+        self.tensors = {
+            name: (rng.normal(size=shape) * (0.3 if len(shape) == 2 else 1.0)).astype(np.float32)
+            for name, shape in expected_tensors(config).items()
+        }
+
+    def cast(self, name: str, kind: str) -> np.ndarray:
+        return self.tensors[name].astype(dtype(kind).numpy)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A compiled model with all that is needed to run and to judge it."""
+
+    config: ModelConfig
+    form: HostForm
+    page_size: int
+    weights: Weights
+    graph: HostGraph
+    path: Path
+
+
+@lru_cache
+def _export(config: ModelConfig, page_size: int, kind: str) -> ir.Model:
+    return export_onnx(config, ExportOptions(kind, page_size * TABLE_WIDTH, page_size))
+
+
+def exported(config: ModelConfig, page_size: int = 16, kind: str = "float32") -> ir.Model:
+    """Return an exported model of the test's own, to be changed at will."""
+    return _export(config, page_size, kind).clone()
+
+
+def lower(
+    config: ModelConfig, form: HostForm, page_size: int, folder: Path, kind: str = "float32"
+) -> Lowered:
+    """Export, lower and write a model."""
+    graph = lower_for_host(exported(config, page_size, kind), "tiny", form)
+    weights = Weights(config)
+    path = folder / "model.om"
+    write_host_om(path, graph, weights, "test")
+    return Lowered(config, form, page_size, weights, graph, path)
+
+
+class Run:
+    """An executor with its caches and a toy scheduler."""
+
+    def __init__(self, kind: str, lowered: Lowered, seed: int = 3) -> None:
+        self.lowered = lowered
+        self.om = read_om(lowered.path)
+        self.executor = make_executor(kind, self.om, ExecutorOptions(threads=1))
+        config = lowered.config
+        rng = np.random.default_rng(seed)
+        self.table = (1 + rng.permutation(NUM_PAGES - 1)).reshape(SEQUENCES, TABLE_WIDTH)
+        self.ids = {name: rng.integers(0, config.vocab_size, 60).tolist() for name in "abc"}
+        self.lengths = dict.fromkeys("abc", 0)
+        self.caches = {
+            desc.name: np.full(
+                [NUM_PAGES if extent < 0 else extent for extent in desc.shape],
+                np.nan if "rows" in desc.name else 0,
+                dtype(desc.dtype).numpy,
+            )
+            for desc in self.executor.inputs
+            if "cache" in desc.name or "pool" in desc.name
+        }
+
+    def steps(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield (found, wanted) logits of the real sequences, step by step."""
+        for step in TRACE:
+            found = self.step(step)
+            wanted = [
+                dense_logits(
+                    self.lowered.config,
+                    self.lowered.weights.tensors,
+                    self.ids[name][: self.lengths[name]],
+                )[-1]
+                for name, _ in step
+            ]
+            yield found, np.array(wanted)
+
+    def step(self, step: list[tuple[str, int]]) -> np.ndarray:
+        """Run one step; returns its logits [sequences, V]."""
+        inputs = self._inputs(step)
+        arrays = []
+        for desc in self.executor.inputs:
+            array = self.caches.get(desc.name)
+            if array is None:
+                array = np.ascontiguousarray(inputs[desc.name], dtype(desc.dtype).numpy)
+            arrays.append(array)
+        rows, tokens = len(inputs["logits_rows"]), len(inputs["input_ids"])
+        vocab = self.lowered.config.vocab_size
+        sizes = [rows * vocab * 4, rows * 4, tokens * 4 * 4096]
+        outputs = [np.zeros(n, np.uint8) for n in sizes[: len(self.executor.outputs)]]
+        shapes = self.executor.execute(arrays, outputs)
+        assert shapes[0] == (rows, vocab)
+        if len(outputs) == 3:
+            self._copy_rows(outputs[2], shapes[2], inputs["slot_mapping"])
+        logits = outputs[0].view(np.float32).reshape(-1, vocab)
+        np.testing.assert_array_equal(outputs[1].view(np.int32), logits.argmax(-1))
+        return logits[: len(step)]
+
+    def _copy_rows(self, buffer: np.ndarray, shape: tuple[int, ...], slots: np.ndarray) -> None:
+        pool = self.caches["kv_rows_pool"]
+        count = int(np.prod(shape))
+        rows = buffer[: count * pool.itemsize].view(pool.dtype).reshape(shape)
+        flat = pool.reshape(-1, pool.shape[-1])
+        flat[slots[slots >= 0]] = rows[slots >= 0]
+
+    def _inputs(self, step: list[tuple[str, int]]) -> dict[str, np.ndarray]:
+        size = self.lowered.page_size
+        ids, positions, slots, q_lens = [], [], [], []
+        for name, count in step:
+            row = self.table["abc".index(name)]
+            for position in range(self.lengths[name], self.lengths[name] + count):
+                ids.append(self.ids[name][position])
+                positions.append(position)
+                slots.append(row[position // size] * size + position % size)
+            self.lengths[name] += count
+            q_lens.append(count)
+        table = [self.table["abc".index(name)] for name, _ in step]
+        kv_lens = [self.lengths[name] for name, _ in step]
+        ends = np.cumsum(q_lens).tolist()
+        logits_rows = [end - 1 for end in ends]
+        for tokens, seqs in self._gear(len(ids), len(step)):
+            dummy, spare = tokens - len(ids), seqs - len(step)
+            visible = min(dummy, TABLE_WIDTH * size)
+            ids += [0] * dummy
+            positions += [place % visible for place in range(dummy)]
+            slots += [-1] * dummy
+            table += [np.zeros(TABLE_WIDTH, int)] * spare
+            kv_lens += ([visible] + [0] * (spare - 1))[:spare]
+            ends += [tokens] * spare
+            logits_rows += [0] * spare
+        named = {
+            "input_ids": ids,
+            "positions": positions,
+            "slot_mapping": slots,
+            "block_table": table,
+            "cu_seqlens": [0, *ends],
+            "seq_ends": ends,
+            "kv_lens": kv_lens,
+            "logits_rows": logits_rows,
+        }
+        return {name: np.array(value) for name, value in named.items()}
+
+    def _gear(self, tokens: int, seqs: int) -> list[tuple[int, int]]:
+        fitting = [
+            gear
+            for gear in self.lowered.form.gears
+            if (tokens == gear[0] and seqs <= gear[1]) or (tokens < gear[0] and seqs < gear[1])
+        ]
+        return sorted(fitting)[:1]
