@@ -52,7 +52,7 @@ def stories(shared_data: Path) -> Path:
 @pytest.fixture(scope="session")
 def toy_model(toy: Any, tmp_path_factory: pytest.TempPathFactory) -> ToyModel:
     """Return a random llama of 48 tokens with a word-per-token tokenizer."""
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer, decoders
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
 
@@ -62,5 +62,6 @@ def toy_model(toy: Any, tmp_path_factory: pytest.TempPathFactory) -> ToyModel:
     words = {f"w{number}": number for number in range(values["vocab_size"])}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(folder / "tokenizer.json"))
     return ToyModel(folder, values, arrays)
