@@ -112,35 +112,31 @@ def compare(
         view = _View(first, second, om_a, om_b)
         chunks = list(chunked(view.pairs(), script.batch_tokens, options.memory_bytes)) or [[]]
         agreements: list[Agreement] = []
-        head: PassResult | None = None
+        heads: list[PassResult] = []
         for number, pairs in enumerate(chunks):
 
             def report(steps: int, number: int = number) -> None:
                 progress(number, len(chunks), steps)
 
             found = run_pass(first, second, pairs, script, report)
-            head = head or found
+            heads.append(found)
             agreements += found.agreements
             if not options.every and _first_beyond(agreements, script.tolerance) is not None:
                 break
-        assert_seen = head or PassResult([], Agreement(_NOWHERE))
         divergence = view.locate(agreements, script)
         return Comparison(
             first.label,
             second.label,
             script.tolerance,
             agreements,
-            assert_seen.logits,
-            assert_seen.token,
+            heads[0].logits,
+            heads[0].token,
             divergence,
-            assert_seen.steps,
-            assert_seen.tokens,
+            heads[0].steps,
+            heads[0].tokens,
             complete=len(agreements) == sum(len(pairs) for pairs in chunks),
             notes=view.notes,
         )
-
-
-_NOWHERE = Point("logits", "output", 0, "", 0, "float32", True)
 
 
 def chunked(pairs: Sequence[Pair], tokens: int, memory_bytes: int) -> Iterator[list[Pair]]:

@@ -12,9 +12,10 @@ from .compare_points import Point
 
 Floats = npt.NDArray[np.float32]
 
-# Relative error of a row that rounding alone does not reach: measured with the demo models on the
-# two host executors (float32: 1e-5, 16-bit: 0.02 in the last layer) and a wide margin.
-TOLERANCE = {"float32": 2e-3, "float16": 0.1, "bfloat16": 0.1}
+# Relative error of a row that rounding alone does not reach. Measured on a 5-layer model with
+# the two host executors, largest of all operators: float32 7e-6, float16 0.06 (openvino computes it
+# in bfloat16), bfloat16 0.13; a wrong weight, rotation or page gives about 1.
+TOLERANCE = {"float32": 2e-3, "float16": 0.3, "bfloat16": 0.3}
 
 
 @dataclass(frozen=True)

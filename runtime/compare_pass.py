@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .acl.executor import ExecutorOptions
+from .acl.executor import Executor, ExecutorOptions
 from .acl.executors import make_executor
 from .acl.opening import open_acl
 from .acl.options import AclOptions
@@ -23,14 +23,14 @@ from .compare_agreement import Agreement, Floats, TokenDifference, Where, flat_r
 from .compare_backend import TwinBackend
 from .compare_points import BEHIND, Point
 from .compare_tap import MakeExecutor, ReadableBackend, Tap
-from .engine_core import EngineCore
-from .engine_options import EngineOptions
+from .engine_core import CoreOptions, EngineCore
 from .om_file.om_reader import OmFile
 from .packed_batch import PackedBatch
 from .page_pool import pages_for
 from .request import Request, Tokens
 from .sampling_params import SamplingParams
 from .step import Step
+from .step_draft import SchedulerPolicy
 
 NPU = "npu"  # the executor name of a device behind CANN, which shows its pages and its logits only
 EXECUTORS = ("oracle", "openvino", NPU)
@@ -71,10 +71,10 @@ class Side:
             return self.acl or open_acl("cann")
         options = ExecutorOptions(threads=self.threads)
 
-        def make(om: OmFile) -> object:
+        def make(om: OmFile) -> Executor:
             return make_executor(self.executor, om, options)
 
-        factory = tap.factory(self.make or make)  # type: ignore[arg-type]
+        factory = tap.factory(self.make or make)
         return open_acl("host", AclOptions(executor_factory=factory, threads=self.threads))
 
 
@@ -129,7 +129,7 @@ def run_pass(
     return result
 
 
-def engine_options(facts: ModelFacts, script: Script) -> EngineOptions:
+def core_options(facts: ModelFacts, script: Script) -> CoreOptions:
     """Return settings with which every prompt of the script fits, in as few pages as that needs."""
     most = len(script.prompts)
     if facts.max_batch:
@@ -141,12 +141,8 @@ def engine_options(facts: ModelFacts, script: Script) -> EngineOptions:
         tokens = min(tokens, facts.gear_tokens)
     page_size = facts.cache.page_size
     pages = sum(pages_for(len(p) + script.max_tokens, page_size) for p in script.prompts)
-    return EngineOptions(
-        max_batch=most,
-        max_batch_tokens=tokens,
-        num_pages=facts.num_pages or 1 + pages + 2 * most,
-        checked=True,
-    )
+    policy = SchedulerPolicy(most, tokens, page_size, facts.max_seq_len)
+    return CoreOptions(policy, facts.num_pages or 1 + pages + 2 * most, checked=True)
 
 
 def _greedy(script: Script) -> SamplingParams:
@@ -223,7 +219,7 @@ class _WatchedCore(EngineCore):
 
     def __init__(self, backend: TwinBackend, script: Script, watch: _Watch) -> None:
         facts = backend.geometry
-        super().__init__(backend, engine_options(facts, script).resolve(facts))
+        super().__init__(backend, core_options(facts, script))
         self._watch = watch
 
     def _execute(self, step: Step) -> Tokens:

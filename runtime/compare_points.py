@@ -139,7 +139,8 @@ def suspects(graph: Graph, point: Point, sound: Iterable[str]) -> list[str]:
             continue
         found.add(name)
         waiting += [edge.producer for edge in node.edges() if edge is not None]
-    return [node.name for node in graph.nodes if node.name in found]
+    views = ("Identity", "Reshape")  # cannot be wrong
+    return [n.name for n in graph.nodes if n.name in found and n.type not in views]
 
 
 def constants_of(graph: Graph, name: str) -> list[str]:
