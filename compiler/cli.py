@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from .interruption import Interruption
+
 if TYPE_CHECKING:
     from .request import CompileOptions
 
-EXIT_ERROR, EXIT_INTERRUPTED = 1, 130
+EXIT_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
+MAX_BATCH = 1 << 16  # beyond any device; keeps int32 lengths and tables far from their ends
 DTYPES = ("float32", "bfloat16", "float16")
 
 HELP = """Compile a LLaMA-style checkpoint to an offline .om model with a paged KV cache.
@@ -28,17 +34,25 @@ Examples:
   compile-model --capabilities                               what each chip can do
 
 \b
-Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted.
+Exit codes:
+  0    done
+  1    refused or failed; the message says why, and the output is as it was before
+  2    the command line is wrong
+  130  stopped with Ctrl-C (143: with SIGTERM); the output is as it was before
+  141  the reader of the output went away
 """
 
 
-@click.command(help=HELP, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    help=HELP,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.argument("model", required=False)
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="Folder to write (default: the model's name). An artefact there is replaced.",
+    help="Folder to write (default: NAME-host, NAME-onnx, …). One of the same kind is replaced.",
 )
 @click.option(
     "--target",
@@ -52,19 +66,38 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted.
     help="Type of weights, activations and cache (default: float32 on host, else 16-bit).",
 )
 @click.option(
-    "--page-size", type=int, help="Tokens of a KV page (default: the target's own choice)."
+    "--page-size",
+    type=click.IntRange(min=1),
+    help="Tokens of a KV page (default: the target's own choice; see --advise-pages).",
 )
 @click.option(
     "--max-seq-len",
-    type=int,
+    type=click.IntRange(min=1),
     help="Longest sequence in tokens, prompt and answer (default: 2048 or the model's limit).",
 )
 @click.option(
     "--max-batch",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MAX_BATCH),
     default=64,
     show_default=True,
     help="Most sequences in one step.",
+)
+@click.option(
+    "--gears",
+    metavar="T,B;T,B;…",
+    help="Compile these step shapes only, as for a chip: T tokens of B sequences each. A step is "
+    "padded to the smallest that holds it, which takes one sequence more.",
+)
+@click.option(
+    "--num-pages",
+    type=click.IntRange(min=2),
+    help="With --gears: pages of the cache, compiled in (default: enough for B full sequences).",
+)
+@click.option(
+    "--cache-write",
+    type=click.Choice(("inplace", "rows")),
+    help="How new keys and values reach the pages: inplace by the model (default), rows by the "
+    "runtime from an output of the model (attention in base operators).",
 )
 @click.option(
     "--emit",
@@ -99,18 +132,24 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted.
 def command(**options: Any) -> None:
     """Dispatch: each branch imports what it needs, so that --help stays instant."""
     debug = options.pop("debug")
-    try:
-        _run(options)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted; nothing was written", err=True)
-        sys.exit(EXIT_INTERRUPTED)
-    except click.ClickException:
-        raise
-    except Exception as error:
-        if debug:
+    with Interruption() as interruption:
+        try:
+            _run(options, interruption)
+            sys.stdout.flush()
+        except click.ClickException:
             raise
-        click.echo(f"error: {_describe(error)}", err=True)
-        sys.exit(EXIT_ERROR)
+        except BaseException as error:
+            # Whatever was raised after a signal came of it.
+            if interruption.signal or isinstance(error, (KeyboardInterrupt, click.Abort)):
+                click.echo("Interrupted; nothing was changed.", err=True)
+                sys.exit(128 + interruption.signal if interruption.signal else EXIT_INTERRUPTED)
+            if isinstance(error, BrokenPipeError):
+                _discard_output()
+                sys.exit(EXIT_BROKEN_PIPE)
+            if debug or not isinstance(error, Exception):
+                raise
+            click.echo(click.style("Error: ", fg="red") + _describe(error), err=True)
+            sys.exit(EXIT_ERROR)
 
 
 def _describe(error: Exception) -> str:
@@ -124,7 +163,14 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {text} (--debug shows where)"
 
 
-def _run(options: dict[str, Any]) -> None:
+def _discard_output() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush does not complain."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(options: dict[str, Any], interruption: Interruption) -> None:
+    _refuse_contradictions(options)
     if options["capabilities"]:
         _capabilities(options)
         return
@@ -137,7 +183,22 @@ def _run(options: dict[str, Any]) -> None:
     elif options["list_weights"]:
         _list_weights(options)
     else:
-        _compile(options)
+        _compile(options, interruption)
+
+
+def _refuse_contradictions(options: dict[str, Any]) -> None:
+    """--plan and --advise-pages go together; any other two of the stopping options do not."""
+    stopping = [
+        "--" + name.replace("_", "-")
+        for name in ("plan", "advise_pages", "list_weights", "capabilities")
+        if options[name]
+    ]
+    if len(stopping) > 1 and stopping != ["--plan", "--advise-pages"]:
+        raise click.UsageError(f"{' and '.join(stopping)} each show something and stop: give one")
+    if options["lengths"] is not None and not options["advise_pages"]:
+        raise click.UsageError(
+            "--lengths is read by --advise-pages only: add that, or leave it out"
+        )
 
 
 def _capabilities(options: dict[str, Any]) -> None:
@@ -167,25 +228,27 @@ def _list_weights(options: dict[str, Any]) -> None:
         click.echo(f"unused  {name}  ({reason})")
 
 
-def _compile(options: dict[str, Any]) -> None:
+def _compile(options: dict[str, Any], interruption: Interruption) -> None:
     from rich.console import Console
 
     from ..models.checkpoint import open_checkpoint
-    from .pipeline import compile_model
     from .request import resolve
     from .stages import Stages, megabytes
 
-    console = Console(stderr=True)
-    stages = Stages(console if not options["as_json"] else None)
+    console = Console(stderr=True, quiet=options["as_json"], highlight=False)
+    stages = Stages(console, check=interruption.check)
     with stages.stage("Open checkpoint") as stage:
-        checkpoint = open_checkpoint(options["model"], _fetch_progress(stage.advance))
+        checkpoint = open_checkpoint(
+            options["model"], lambda _, done, total: stage.show(done, total)
+        )
     with checkpoint:
         request = resolve(_options(options), checkpoint)
-        if not options["as_json"]:
-            console.print(request.table())
+        console.print(request.table())
+        from .pipeline import compile_model  # late: a bad checkpoint is refused without onnx
+
         done = compile_model(request, checkpoint, stages, _cmdline())
     for warning in done.warnings:
-        console.print(f"[yellow]warning:[/] {warning}", highlight=False)
+        click.echo(f"{click.style('warning:', fg='yellow')} {warning}", err=True)
     if options["as_json"]:
         _print_json(
             {
@@ -196,21 +259,14 @@ def _compile(options: dict[str, Any]) -> None:
             }
         )
         return
-    console.print(f"[bold]{done.output}[/] is ready ({megabytes(done.bytes)})", highlight=False)
+    _note(click.style(str(done.output), bold=True) + f" is ready ({megabytes(done.bytes)})")
     if request.emit == "om":
-        console.print(f'[dim]next:[/] run-om generate {done.output} --prompt "Hello"')
+        run = shlex.join(["run-om", "generate", str(done.output), "--prompt", "Hello"])
+        _note(click.style("next: ", dim=True) + run)
 
 
-def _fetch_progress(advance: Any) -> Any:
-    """Turn "bytes done of all" into steps for the bar."""
-    seen = 0
-
-    def progress(stage: str, done: int, total: int) -> None:
-        nonlocal seen
-        advance(done - seen)
-        seen = done
-
-    return progress
+def _note(text: str) -> None:
+    click.echo(text, err=True)
 
 
 def _options(options: dict[str, Any]) -> CompileOptions:
@@ -223,8 +279,6 @@ def _options(options: dict[str, Any]) -> CompileOptions:
 
 
 def _cmdline() -> str:
-    import shlex
-
     return shlex.join(["compile-model", *sys.argv[1:]])
 
 

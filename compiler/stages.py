@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-Advance = Callable[[float], None]
+Show = Callable[[float, float], None]  # work done, work in all
 
 
 @dataclass(frozen=True)
@@ -25,50 +27,59 @@ class StageRecord:
 
 @dataclass
 class Stage:
-    """A running stage: call `advance` with done work, set `note` for the line at the end."""
+    """A running stage: call `show` with (done, all), set `note` for the line at the end."""
 
-    advance: Advance
+    show: Show
     note: str = ""
 
 
 @dataclass
 class Stages:
-    """Shows stages on a console (None = silent) and remembers them."""
+    """Shows stages on a console (None = silent) and remembers them.
+
+    `check` is called before and after each stage and may raise, for an interrupt that got lost.
+    """
 
     console: Console | None = None
     records: list[StageRecord] = field(default_factory=list)
+    check: Callable[[], None] = lambda: None
 
     @contextmanager
-    def stage(self, name: str, total: float | None = None) -> Iterator[Stage]:
-        """Run a stage of `total` units of work (None = unknown)."""
+    def stage(self, name: str) -> Iterator[Stage]:
+        """Run a stage; until its work is shown, how much there is counts as unknown."""
+        self.check()
         start = time.perf_counter()
-        if self.console is None:
-            stage = Stage(lambda amount: None)
+        if self.console is None or not self.console.is_terminal:
+            stage = Stage(lambda done, total: None)
             yield stage
         else:
-            with self._bar(name, total) as advance:
-                stage = Stage(advance)
+            with _bar(self.console, name) as show:
+                stage = Stage(show)
                 yield stage
+        self.check()
         seconds = time.perf_counter() - start
         self.records.append(StageRecord(name, seconds, stage.note))
         if self.console is not None:
-            note = f"  [dim]{stage.note}[/]" if stage.note else ""
-            self.console.print(f"[green]✓[/] {name:<28} {seconds:6.1f} s{note}", highlight=False)
+            note = f"  [dim]{escape(stage.note)}[/]" if stage.note else ""
+            self.console.print(
+                f"[green]✓[/] {escape(name):<28} {seconds:6.1f} s{note}", highlight=False
+            )
 
-    @contextmanager
-    def _bar(self, name: str, total: float | None) -> Iterator[Advance]:
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description:<28}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%") if total else TextColumn(""),
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, console=self.console, transient=True) as progress:
-            task = progress.add_task(name, total=total)
-            yield lambda amount: progress.advance(task, amount)
+@contextmanager
+def _bar(console: Console, name: str) -> Iterator[Show]:
+    """Show a bar that vanishes at the end."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description:<28}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(name, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def megabytes(nbytes: int) -> str:
