@@ -8,36 +8,34 @@ from typing import Any
 
 import click
 
-from ..models.checkpoint import open_checkpoint
+from ..models.checkpoint import open_checkpoint, read_config
 from ..models.config import ModelConfig
-from .combination import Combination, CombinationOptions
 from .page_advisor import PageRequest, advise_pages, read_lengths
 from .page_report import render_page_advice
-from .page_rules import recommended_page_size
 from .plan_report import render_plan
 from .planner import PlanRequest, plan_memory
-from .target_records import Target
-from .target_resolve import resolve_target
-
-DEFAULT_MAX_SEQ_LEN = 2048
+from .request import CompileOptions, CompileRequest, resolve_for
 
 
-def show_advice(options: dict[str, Any]) -> None:
-    """Print what was asked for; raises ModelError, TargetError, PlanError, NoLegalPageError."""
+def show_advice(options: dict[str, Any], compile_options: CompileOptions) -> None:
+    """Print what was asked for.
+
+    What a compilation would refuse is refused here too: raises ModelError, TargetError,
+    CombinationError, RequestError, PlanError, LengthsError, NoLegalPageError.
+    """
     from rich.console import Console
 
-    config = _read_config(options["model"])
-    target = resolve_target(options["target"])
-    dtype = options["dtype"] or _dtype(target)
+    config = _read_config(compile_options.model)
+    request = resolve_for(compile_options, config)
     console = Console()
     data: dict[str, Any] = {}
     if options["advise_pages"]:
-        advice = _advice(config, target, dtype, options)
+        advice = _advice(request, options)
         data["pages"] = advice.to_json()
         if not options["as_json"]:
             console.print(render_page_advice(advice))
     if options["plan"]:
-        plan = plan_memory(config, _plan_request(config, target, dtype, options))
+        plan = plan_memory(config, _plan_request(request))
         data["plan"] = plan.to_json()
         if not options["as_json"]:
             console.print(render_plan(plan))
@@ -48,47 +46,28 @@ def show_advice(options: dict[str, Any]) -> None:
 def _read_config(model: str) -> ModelConfig:
     """Read a config.json alone where there is one: no weights are needed."""
     path = Path(model)
-    path = path / "config.json" if path.is_dir() else path
-    if path.suffix == ".json":
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return ModelConfig.from_hf(data, None)
+    if path.suffix == ".json" or (path / "config.json").is_file():
+        return read_config(path)
     with open_checkpoint(model) as checkpoint:
         return checkpoint.config
 
 
-def _dtype(target: Target) -> str:
-    if target.is_host:
-        return "float32"
-    return "bfloat16" if "bfloat16" in target.family.dtypes else "float16"
-
-
-def _max_seq_len(config: ModelConfig, options: dict[str, Any]) -> int:
-    return options["max_seq_len"] or min(DEFAULT_MAX_SEQ_LEN, config.max_positions)
-
-
-def _advice(config: ModelConfig, target: Target, dtype: str, options: dict[str, Any]) -> Any:
+def _advice(request: CompileRequest, options: dict[str, Any]) -> Any:
     lengths: Path | None = options["lengths"]
-    request = PageRequest(
-        kv_dtype=dtype,
-        max_seq_len=_max_seq_len(config, options),
+    pages = PageRequest(
+        kv_dtype=request.dtype,
+        max_seq_len=request.max_seq_len,
         executor=options["executor"],
         lengths=read_lengths(lengths) if lengths else None,
     )
-    return advise_pages(target, config, request, config.num_layers)
+    return advise_pages(request.target, request.config, pages, request.config.num_layers)
 
 
-def _plan_request(
-    config: ModelConfig, target: Target, dtype: str, options: dict[str, Any]
-) -> PlanRequest:
-    page_size = options["page_size"]
-    if page_size is None:
-        choice = CombinationOptions(executor=options["executor"])
-        context = Combination(target, config, dtype, 1, 1, choice).pages
-        page_size = recommended_page_size(context) or target.family.default_page_size
+def _plan_request(request: CompileRequest) -> PlanRequest:
     return PlanRequest(
-        target=target,
-        dtype=dtype,
-        page_size=page_size,
-        max_seq_len=_max_seq_len(config, options),
-        max_batch=options["max_batch"],
+        target=request.target,
+        dtype=request.dtype,
+        page_size=request.page_size,
+        max_seq_len=request.max_seq_len,
+        max_batch=request.max_batch,
     )

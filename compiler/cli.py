@@ -179,7 +179,7 @@ def _run(options: dict[str, Any], interruption: Interruption) -> None:
     if options["plan"] or options["advise_pages"]:
         from .advice_command import show_advice
 
-        show_advice(options)
+        show_advice(options, _options(options))
     elif options["list_weights"]:
         _list_weights(options)
     else:

@@ -36,13 +36,14 @@ def explaining(output: Path) -> Iterator[None]:
         yield
     except OSError as error:
         full = error.errno in _FULL
-        if error.errno is None or not full and not _is_about(error, output):
+        if error.errno is None or not (full or _is_about(error, output)):
             raise
         advice = "choose an --output in a folder that exists or can be made, and can be written to"
         if full:
             advice = "free space there, raise the limit on file sizes, or choose another --output"
         raise OutputError(
-            f"{output} cannot be written ({os.strerror(error.errno)}): {advice}. Nothing was changed"
+            f"{output} cannot be written ({os.strerror(error.errno)}): {advice}. "
+            "Nothing was changed"
         ) from error
 
 
@@ -52,4 +53,5 @@ def _is_about(error: OSError, output: Path) -> bool:
         return False
     place = output.absolute()
     name = Path(os.fsdecode(error.filename)).absolute()
-    return name in place.parents or name.name.startswith(place.name)
+    beside = [p for p in (name, *name.parents) if p.parent == place.parent]
+    return name in place.parents or any(p.name.startswith(place.name) for p in beside)

@@ -152,7 +152,12 @@ class Checkpoint:
         bare = name.removeprefix("model.")
         if bare in self._source.infos:
             return f"tensor {name} is missing, but {bare} is there: a model without a head"
-        return f"tensor {name} is missing; shape {list(self.expected[name])} is expected"
+        files = len({info.path for info in self._source.infos.values()})
+        where = f"all {files} weight files" if files > 1 else "the weight file"
+        return (
+            f"tensor {name} is missing from {where}; shape {list(self.expected[name])} is "
+            "expected: fetch the complete checkpoint"
+        )
 
     def _explain_unused(self) -> dict[str, str]:
         unused = {}
@@ -235,11 +240,7 @@ def _open_folder(folder: Path) -> Checkpoint:
             return _open_gguf(ggufs[0])
         hint = f"; name one of its {len(ggufs)} GGUF files" if ggufs else ""
         raise ModelError(f"{folder}: has no config.json{hint}")
-    generation = folder / "generation_config.json"
-    with _named(folder):
-        config = ModelConfig.from_hf(
-            _read_json(path), _read_json(generation) if generation.is_file() else None, folder.name
-        )
+    config = read_config(folder)
     _refuse_old_weights(folder)
     source = SafetensorsReader(folder)
     try:
@@ -247,6 +248,19 @@ def _open_folder(folder: Path) -> Checkpoint:
     except ModelError:
         source.close()
         raise
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Read a folder's config.json, and generation_config.json beside it; no weights are needed.
+
+    `path` may be the file itself. Raises ModelError, ConfigError.
+    """
+    folder, file = (path, path / "config.json") if path.is_dir() else (path.parent, path)
+    values = _read_json(file)
+    generation = folder / "generation_config.json"
+    more = _read_json(generation) if generation.is_file() else None
+    with _named(folder):
+        return ModelConfig.from_hf(values, more, folder.resolve().name)
 
 
 def _refuse_old_weights(folder: Path) -> None:
