@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import re
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..runtime.npu_smi import Card, parse_board, parse_npu_smi
 from .target_records import Target
 from .targets import TARGETS, match_950, target_names
 
@@ -106,31 +106,6 @@ def _detect(probe: Probe) -> Target:
     if found is None:
         raise TargetError(f"`npu-smi info` says {names[0]!r}: {_unknown(names[0])}")
     return found
-
-
-@dataclass(frozen=True)
-class Card:
-    """One line of `npu-smi info`: the card's number and its Name column."""
-
-    npu_id: int
-    name: str
-
-
-# `| 0     910B3               | OK            | 93.6 ...`; the second line of a card holds a bus id
-# in the middle column and is not matched, nor is the table of processes.
-_CARD = re.compile(r"^\|\s*(\d+)\s+([\w.-]*[A-Za-z][\w.-]*)\s*\|\s*[A-Za-z]+\s*\|")
-
-
-def parse_npu_smi(listing: str) -> list[Card]:
-    """Return the cards in the text of `npu-smi info`, in its order."""
-    found = (_CARD.match(line.strip()) for line in listing.splitlines())
-    return [Card(int(match[1]), match[2]) for match in found if match]
-
-
-def parse_board(text: str) -> tuple[str, str]:
-    """Return (Chip Name, NPU Name) from `npu-smi info -t board`, "" where a line is absent."""
-    fields = dict(re.findall(r"^\s*([A-Za-z ]+?)\s*:\s*(\S+)\s*$", text, re.MULTILINE))
-    return fields.get("Chip Name", ""), fields.get("NPU Name", "")
 
 
 def _full_name(card: Card, probe: Probe) -> str:

@@ -58,11 +58,16 @@ def open_acl(kind: Kind = "auto", options: AclOptions | None = None) -> Acl:
         raise AclUnavailableError(_explain(str(error))) from error
 
 
-def _explain(message: str) -> str:
-    advice = next(
+def import_advice(message: str) -> str:
+    """Return what to do about a message with which `import acl` failed."""
+    return next(
         (text for signature, text in _IMPORT_ADVICE if signature in message),
         f"{_SOURCE} and try `python -c 'import acl'`",
     )
+
+
+def _explain(message: str) -> str:
+    advice = import_advice(message)
     shown = ", ".join(f"{name}={os.environ.get(name, '(unset)')}" for name in _SHOWN_VARIABLES)
     return (
         f"CANN's python module `acl` cannot be loaded: {message}\n"
