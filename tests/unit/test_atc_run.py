@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -178,6 +179,25 @@ def test_case_9_5_ctrl_c_ends_atc_and_its_workers(
     assert list(job.output.parent.iterdir()) == []
     monkeypatch.delenv("FAKE_ATC_HANG")
     assert not compile_onnx(job).cached  # nothing half-made was kept
+
+
+def test_a_real_signal_is_noticed_at_once(
+    make_job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = tmp_path / "pids"
+    monkeypatch.setenv("FAKE_ATC_HANG", str(pids))
+
+    def interrupt_ourselves() -> None:
+        while not (pids.exists() and len(pids.read_text().split()) == 2):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt_ourselves)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        compile_onnx(make_job(timeout_s=30))
+    thread.join()
+    assert [pid for pid in map(int, pids.read_text().split()) if alive(pid)] == []
 
 
 def test_the_time_limit_ends_atc_and_its_workers(
