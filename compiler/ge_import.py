@@ -57,7 +57,7 @@ class Importer:
         self.edges: dict[str, str] = {}
 
     def run(self) -> GeBuild:
-        """Return the graph with its NetOutput: logits, next_ids and, where it has them, new_rows."""
+        """Return the graph; its NetOutput has logits, next_ids and new_rows where there are any."""
         for index, value in enumerate(self.model.graph.inputs):
             self._data(index, value)
         for node in self.model.graph:

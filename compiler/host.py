@@ -17,7 +17,8 @@ from .ge_build import GeBuild
 from .ge_import import import_onnx
 from .ge_weights import TensorSource, place_weights
 from .gear_list import dynamic_symbols, expand_gear
-from .host_forms import HostForm
+from .host_forms import PLAIN, HostForm
+from .host_passes import WHOLE, form_passes
 from .lower.infra import PassResult, run_passes
 from .lower.merge_gate_up import MergeGateUp
 from .lower.onnx_infra import require_all, run_onnx_passes
@@ -27,7 +28,6 @@ from .onnx_check import dims
 # which a host artefact says its gears; the host device reads both (runtime/acl/host_interface.py).
 GEAR_INPUT = "ascend_mbatch_shape_data"
 GEARS_ATTR, GEAR_OUTPUTS_ATTR = "_pagedom_gears", "_pagedom_gear_outputs"
-_WHOLE = frozenset({"stack-caches", "compose-attention", "drop-cache-outputs", "fix-dims"})
 
 Shapes = Mapping[str, tuple[int | str, ...]]
 
@@ -43,13 +43,13 @@ class HostGraph:
     attrs: dict[str, Any] = field(default_factory=dict)  # of the model
 
 
-def lower_for_host(model: ir.Model, name: str, form: HostForm = HostForm()) -> HostGraph:  # noqa: B008 - frozen
+def lower_for_host(model: ir.Model, name: str, form: HostForm = PLAIN) -> HostGraph:
     """Lower an exported model (changed in place) to the GE-IR that the host device executes.
 
     Raises PassError naming the pass and the place where the model does not fit the form.
     """
-    passes = run_onnx_passes(model, form.passes())
-    for each in _WHOLE & passes.keys():
+    passes = run_onnx_passes(model, form_passes(form))
+    for each in WHOLE & passes.keys():
         require_all(each, passes[each])
     inputs = {str(value.name): _shape(value) for value in model.graph.inputs}
     outputs = {str(value.name): _shape(value) for value in model.graph.outputs}

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from ..models.checkpoint import Checkpoint
 from ..models.config import ModelConfig
 from .combination import Combination, CombinationOptions
+from .form_options import FormOptions, resolve_form
+from .host_forms import PLAIN, ROWS, HostForm
 from .page_rules import recommended_page_size
 from .target_records import Target
 from .target_resolve import resolve_target
@@ -39,6 +41,9 @@ class CompileOptions:
     max_batch: int = DEFAULT_MAX_BATCH
     emit: str = "om"
     executor: str = "openvino"  # for which of the host's executors pages must be legal
+    gears: str | None = None  # "T,B;T,B": the shapes to compile, None = any shape
+    num_pages: int | None = None  # P of a geared model, the null page included
+    cache_write: str | None = None  # "inplace" or "rows"
 
 
 @dataclass(frozen=True)
@@ -53,13 +58,12 @@ class CompileRequest:
     max_batch: int
     emit: str
     output: Path
+    form: HostForm = PLAIN
 
     @property
     def table_width(self) -> int:
         """M: pages of one sequence at most, rounded up to what the target wants."""
-        pages = -(-self.max_seq_len // self.page_size)
-        align = self.target.family.table_align
-        return -(-pages // align) * align
+        return table_width(self.target, self.max_seq_len, self.page_size)
 
     def table(self) -> Table:
         """Return what was decided, for people."""
@@ -77,6 +81,7 @@ class CompileRequest:
             "page size": f"{self.page_size} tokens",
             "longest sequence": f"{self.max_seq_len} tokens ({self.table_width} pages)",
             "largest batch": f"{self.max_batch} sequences a step",
+            "form": self.form.text(),
             "output": str(self.output),
         }
         for name, value in rows.items():
@@ -87,7 +92,8 @@ class CompileRequest:
 def resolve(options: CompileOptions, checkpoint: Checkpoint) -> CompileRequest:
     """Decide what was left open and refuse what cannot work.
 
-    Raises TargetError, CombinationError (all reasons with their sources) or RequestError.
+    Raises TargetError, CombinationError (all reasons with their sources), FormError, GearError or
+    RequestError.
     """
     request = resolve_for(options, checkpoint.config)
     if options.emit == "om" and not request.target.is_host:
@@ -102,17 +108,38 @@ def resolve_for(options: CompileOptions, config: ModelConfig) -> CompileRequest:
     """Do what `resolve` does for a configuration alone, as plans need it."""
     target = resolve_target(options.target)
     dtype = options.dtype or _default_dtype(target)
-    choice = CombinationOptions(executor=options.executor)
+    choice = _choice(options, None)
     page_size = options.page_size
     if page_size is None:
         context = Combination(target, config, dtype, 1, 1, choice).pages
         page_size = recommended_page_size(context) or target.family.default_page_size
     max_seq_len = _max_seq_len(options, config)
-    choice = CombinationOptions(executor=options.executor, max_seq_len=max_seq_len)
+    choice = _choice(options, max_seq_len)
     require_combination(Combination(target, config, dtype, page_size, options.max_batch, choice))
+    given = FormOptions(options.gears, options.num_pages, options.cache_write)
+    form = resolve_form(given, target, table_width(target, max_seq_len, page_size))
+    widest = max((seqs for _, seqs in form.gears), default=options.max_batch)
+    max_batch = min(options.max_batch, widest)
     output = options.output or default_output(options, target)
     return CompileRequest(
-        config, target, dtype, page_size, max_seq_len, options.max_batch, options.emit, output
+        config, target, dtype, page_size, max_seq_len, max_batch, options.emit, output, form
+    )
+
+
+def table_width(target: Target, max_seq_len: int, page_size: int) -> int:
+    """Return M: pages of one sequence at most, rounded up to what the target wants."""
+    pages = -(-max_seq_len // page_size)
+    align = target.family.table_align
+    return -(-pages // align) * align
+
+
+def _choice(options: CompileOptions, max_seq_len: int | None) -> CombinationOptions:
+    return CombinationOptions(
+        executor=options.executor,
+        max_seq_len=max_seq_len,
+        attention="composed" if options.cache_write == ROWS else "fused",
+        shapes="gears" if options.gears else None,
+        cache_write=options.cache_write,
     )
 
 

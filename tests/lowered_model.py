@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 from dense_llama import dense_logits
+
 from pagedom.compiler.export import ExportOptions, export_onnx
 from pagedom.compiler.host import HostGraph, lower_for_host, write_host_om
 from pagedom.compiler.host_forms import HostForm

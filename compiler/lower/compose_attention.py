@@ -30,7 +30,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .infra import PassError, PassResult, Skip
-from .layers import KEY, QUERY, VALUE, CacheGeometry, CacheLayer, find_layers, geometry
+from .layers import KEY, QUERY, VALUE, CacheLayer, find_layers, geometry
 from .onnx_infra import int_input, make_node
 from .onnx_tape import FLOAT, Tape
 from .step_tables import StepInputs, StepTables
@@ -79,7 +79,9 @@ class _Composer:
             table_width,
         )
         self.tables = StepTables(first, step, self.sizes, self.group)
-        self.rows = first.reshape("pool_rows", self.pool, (-1, self.sizes.row), [None, self.sizes.row])
+        self.rows = first.reshape(
+            "pool_rows", self.pool, (-1, self.sizes.row), [None, self.sizes.row]
+        )
         self.index = self.tables.row_index()
         for layer in layers:  # masks of all windows in front of the first layer
             self.tables.seen(layer.window)
@@ -165,9 +167,7 @@ class _Composer:
         target = (sizes.kv_heads, -1, sizes.dim)
         return tape.reshape("queries", by_head, target, [sizes.kv_heads, None, sizes.dim])
 
-    def _attend(
-        self, tape: Tape, layer: CacheLayer, key: ir.Value, value: ir.Value
-    ) -> ir.Value:
+    def _attend(self, tape: Tape, layer: CacheLayer, key: ir.Value, value: ir.Value) -> ir.Value:
         sizes, dtype = self.sizes, self.sizes.dtype
         kv_heads, dim = sizes.kv_heads, sizes.dim
         square: list[int | str | None] = [kv_heads, None, None]

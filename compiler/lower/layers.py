@@ -74,8 +74,8 @@ def _layer(inputs: dict[str, ir.Value], number: int) -> CacheLayer | str:
     key_cache, value_cache = (inputs[name] for name in names)
     updates = [use.node for use in key_cache.uses()]
     if [node.op_type for node in updates] != ["KVUpdate"]:
-        readers = [f"{node.name} ({node.op_type})" for node in updates]
-        return f"{names[0]} is read by {readers}, must be by one KVUpdate"
+        listed = [f"{node.name} ({node.op_type})" for node in updates]
+        return f"{names[0]} is read by {listed}, must be by one KVUpdate"
     update = updates[0]
     if [use.node for use in value_cache.uses()] != [update]:
         return f"{names[1]} is not read by {update.name} alone"

@@ -25,6 +25,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ..onnx_check import dims
 from .drop_cache_outputs import CACHE_OUTPUTS
 from .infra import PassResult, Skip
 from .layers import (
@@ -110,7 +111,7 @@ class _Stacker:
     def _table(self, layer: CacheLayer) -> ir.Value:
         pages = layer.number * self.num_pages
         offset = constant(self.graph, f"pages.{pages}", np.array(pages, np.int32))
-        shape = [] if self.table.shape is None else list(self.table.shape.dims)
+        shape = dims(self.table)
         name = f"/layers.{layer.number}/attn/block_table/Add"
         inputs = [self.table, offset]
         return self._insert(layer, make_node("Add", name, inputs, shape, ir.DataType.INT32))

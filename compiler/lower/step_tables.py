@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .layers import CacheGeometry
-from .onnx_tape import BOOL, INT32, Tape
+from .onnx_tape import BOOL, INT32, Shape, Tape
 
 _END = 2**31 - 1
 
@@ -89,9 +89,7 @@ class StepTables:
         if self._row_index is None:
             tape, width = self.tape, self.inputs.table_width
             stride, page_size = 2 * self.sizes.layers, self.sizes.page_size
-            table = tape.reshape(
-                "pages", self.inputs.block_table, (-1, width, 1), ["B", width, 1]
-            )
+            table = tape.reshape("pages", self.inputs.block_table, (-1, width, 1), ["B", width, 1])
             page_rows = tape.int32(page_size * stride)
             first = tape.op("Mul", "page_rows", [table, page_rows], ["B", width, 1])
             offsets = (np.arange(page_size, dtype=np.int32) * stride).reshape(1, 1, page_size)
@@ -115,8 +113,9 @@ class StepTables:
         # starts with its successor, which is later.
         column = tape.reshape("token_column", tokens, (-1, 1), ["T", 1])
         begun = tape.op("LessOrEqual", "begun", [starts, column], ["T", "B"], BOOL)
-        candidate = tape.op("Where", "begun_sequence", [begun, sequences, tape.int32(0)],
-                            ["T", "B"], INT32)
+        candidate = tape.op(
+            "Where", "begun_sequence", [begun, sequences, tape.int32(0)], ["T", "B"], INT32
+        )
         self.token_seq = tape.op(
             "ReduceMax", "token_sequence", [candidate, tape.ints(1)], ["T"], INT32, keepdims=0
         )
@@ -127,7 +126,7 @@ class StepTables:
         tape, width = self.tape, self.width
         line = np.arange(width, dtype=np.int32).reshape(1, width)
         self.position_line = tape.array("position_line", line)
-        shape = ["B", width]
+        shape: Shape = ["B", width]
         pair = [self.position_line, self.past]
         self.written = tape.op("Less", "written", pair, shape, BOOL)
         none = tape.int32(-1)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lowered_model import CONFIGS, NUM_PAGES, TABLE_WIDTH, Run, lower
+
 from pagedom.compiler.host_forms import HostForm
 
 # Padding in each: 200 tokens are more than a row of the table holds at page size 16 and 32.
