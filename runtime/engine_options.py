@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from .acl.options import AclOptions
 from .backend import ModelFacts
+from .device import WAIT_LIMIT_S
 from .engine_core import CoreOptions
 from .page_pool import pages_for
 from .step_draft import SchedulerPolicy
@@ -18,6 +19,9 @@ DEFAULT_MAX_BATCH = 16
 DEFAULT_MAX_BATCH_TOKENS = 256
 DEFAULT_AVERAGE_LENGTH = 512  # tokens of a sequence, when nothing says how big the cache shall be
 
+MOST_SLOTS = (1 << 31) - 1  # slot numbers are int32 in every artefact
+
+_COUNTS = ("max_batch", "max_batch_tokens", "num_pages", "kv_bytes", "average_length")
 _log = logging.getLogger(__name__)
 
 
@@ -34,6 +38,9 @@ class EngineOptions:
     acl: everything about the host device, in place of executor, threads and checked (tests).
     checked: validate every batch, and keep a ledger of the device's resources. page_trace: a file
     to record who holds which page.
+    step_timeout_s: seconds after which an execution counts as hanging; the engine then ends every
+    request and closes. self_test: see at load time whether the model writes its pages in place;
+    None does it everywhere but on the host device.
     """
 
     executor: str = "openvino"
@@ -49,15 +56,26 @@ class EngineOptions:
     checked: bool = False
     reserve_pages: float = 1.0
     page_trace: str | Path | None = None
+    step_timeout_s: float = WAIT_LIMIT_S
+    self_test: bool | None = None
 
     def __post_init__(self) -> None:
         if self.cache not in ("paged", "contiguous"):
             raise ValueError(f"cache is {self.cache!r}: use 'paged' or 'contiguous'")
+        if not self.step_timeout_s > 0:
+            raise ValueError(
+                f"step_timeout_s is {self.step_timeout_s}: it must be more than 0 seconds, such as "
+                f"the default {WAIT_LIMIT_S:g}"
+            )
         if self.num_pages is not None and self.kv_bytes is not None:
             raise ValueError(
                 f"num_pages ({self.num_pages}) and kv_bytes ({self.kv_bytes}) both say how big the "
                 "KV cache is: give one of them"
             )
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{name} is {value!r}: it must be an integer of at least 1")
 
     @classmethod
     def of(cls, **settings: Any) -> EngineOptions:
@@ -86,6 +104,13 @@ class EngineOptions:
             reserve_pages=self.reserve_pages,
         )
         num_pages = self._num_pages(geometry, max_batch)
+        most = MOST_SLOTS // policy.page_size
+        if num_pages > most:
+            raise ValueError(
+                f"the KV cache would have {num_pages} pages, but slots are numbered in 32 bits, so "
+                f"at most {most} pages of {policy.page_size} tokens are allowed: lower num_pages "
+                "or kv_bytes"
+            )
         _warn_if_small(num_pages, policy)
         contiguous = self.cache == "contiguous"
         return CoreOptions(policy, num_pages, contiguous, checked=self.checked)

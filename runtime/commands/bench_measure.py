@@ -81,25 +81,46 @@ def load_workload(path: Path, names: Sequence[str]) -> list[Workload]:
     """Read the named workloads of a file, all for no names; raises WorkloadError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        known = [key for key, value in content.items() if isinstance(value, list)]
-        absent = [name for name in names if name not in known]
-        if absent or not known:
-            raise WorkloadError(
-                f"{path} has no workload {', '.join(absent)}: it has {', '.join(known) or 'none'}"
-            )
-        running = content.get("max_running")
-        return [
-            Workload(
-                name, [BenchRequest(entry["prompt"], entry["n_out"]) for entry in content[name]],
-                running,
-            )
-            for name in names or known
-        ]  # fmt: skip
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+    except ValueError as error:
+        raise _no_workload(path, f"no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise _no_workload(path, f"a JSON {type(content).__name__}, not an object")
+    known = [key for key, value in content.items() if isinstance(value, list)]
+    absent = [name for name in names if name not in known]
+    if absent or not known:
         raise WorkloadError(
-            f"{path} is no workload file ({type(error).__name__}: {error}): it must hold "
-            '{"max_running": N, "NAME": [{"prompt": [token ids], "n_out": N}, …]}'
-        ) from error
+            f"{path} has no workload {', '.join(absent)}: it has {', '.join(known) or 'none'}"
+        )
+    running = content.get("max_running")
+    if running is not None and not _is_count(running):
+        raise _no_workload(path, f"max_running is {running!r}, not a number of at least 1")
+    for name in names or known:
+        for index, entry in enumerate(content[name]):
+            if not _is_request(entry):
+                raise _no_workload(path, f"request {index} of {name} is {str(entry)[:60]}")
+        if not content[name]:
+            raise _no_workload(path, f"{name} holds no request")
+    return [
+        Workload(name, [BenchRequest(r["prompt"], r["n_out"]) for r in content[name]], running)
+        for name in names or known
+    ]
+
+
+def _no_workload(path: Path, why: str) -> WorkloadError:
+    return WorkloadError(
+        f"{path} is no workload file ({why}): it must hold "
+        '{"max_running": N, "NAME": [{"prompt": [token ids], "n_out": N}, …]}'
+    )
+
+
+def _is_request(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), list):
+        return False
+    return _is_count(entry.get("n_out")) and all(type(token) is int for token in entry["prompt"])
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
 
 
 def run_workload(engine: Engine, workload: Workload, reps: int, cache: str) -> Measurement:

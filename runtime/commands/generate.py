@@ -58,10 +58,10 @@ def generate(artefact: Path, **options: Any) -> int:
     params = sampling_params(options)
     prompts = read_prompts(options["texts"], options["file"])
     style = PromptStyle.choose(artefact, options["raw"], options["system"])
-    note(style.description)
     # A lone prompt needs no pages for others; a smaller pool is allocated sooner.
     defaults = {"max_batch": 1} if len(prompts) == 1 else {}
     with open_engine(artefact, options, **defaults) as engine:
+        note(style.description)
         jobs = _submit(engine, prompts, style, params)
         if options["as_json"]:
             _write_json(jobs)

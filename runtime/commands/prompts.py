@@ -43,10 +43,13 @@ def read_prompts(texts: Sequence[str], file: Path | None) -> list[Prompt]:
 
 def _from_file(file: Path) -> list[Prompt]:
     """Read a JSON list of texts or of lists of token ids, else one prompt a line; "-" is stdin."""
-    if str(file) == "-":
-        content = sys.stdin.read()
-    else:
-        content = file.read_text(encoding="utf-8")
+    try:
+        content = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(
+            f"{file} is no UTF-8 text ({error.reason} at byte {error.start}): write one prompt a "
+            "line, or a JSON list of texts"
+        ) from None
     if not content.lstrip().startswith("["):
         return [line for line in content.splitlines() if line.strip()]
     try:
