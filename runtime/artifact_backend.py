@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .acl.errors import AclError
 from .acl.opening import open_acl
 from .acl.options import AclOptions
 from .acl.protocol import Acl
 from .artifact import Artifact
-from .backend import ModelFacts
-from .device import Device
+from .backend import DeviceLostError, ModelFacts
+from .cache_binding import cache_spec, compiled_pages
+from .cache_self_test import check_cache_update
+from .device import WAIT_LIMIT_S, Device
 from .gears import Gears
-from .kv_cache import KvCache, KvCacheSpec
-from .manifest import Manifest
+from .kv_cache import KvCache
+from .manifest import Binding, Manifest
 from .om_model import OmModel
 from .packed_batch import BatchLayout, PackedBatch
 from .step_output import StepOutput
@@ -23,16 +26,38 @@ if TYPE_CHECKING:
     from .engine_options import EngineOptions
 
 HOST_TARGET = "host"
+_NO_SLOT = -1  # what the packed batch holds for padding
+# Which slots a step writes: the runtime needs them to copy new rows, whether or not the model does.
+_SLOTS = Binding("slot_mapping", "slot_mapping", "int32", ("T",))
 
 
 class ArtifactBackend:
     """Device, model and cache of one artefact; opened and used on one thread."""
 
-    def __init__(self, artifact: Artifact, acl: Acl, device_id: int = 0) -> None:
-        """Prepare; nothing is loaded before `open`."""
+    def __init__(
+        self,
+        artifact: Artifact,
+        acl: Acl,
+        device_id: int = 0,
+        *,
+        step_timeout_s: float = WAIT_LIMIT_S,
+        self_test: bool | None = None,
+    ) -> None:
+        """Prepare; nothing is loaded before `open`. Raises KvCacheError for an unknown cache.
+
+        Args:
+            artifact: what to load.
+            acl: CANN's module or the host device.
+            device_id: which device.
+            step_timeout_s: seconds after which an execution counts as hanging.
+            self_test: test at load time that the model writes its pages in place; None: on every
+                target but "host", which is known to.
+        """
         self._artifact, self._acl, self._device_id = artifact, acl, device_id
+        self._step_timeout_s, self._self_test = step_timeout_s, self_test
         self._gears = Gears(artifact.manifest.gears)
         self._facts = model_facts(artifact.manifest, self._gears)
+        self._padding_slot = artifact.manifest.padding_slot
         self._device: Device | None = None
         self._model: OmModel | None = None
         self._cache: KvCache | None = None
@@ -43,13 +68,20 @@ class ArtifactBackend:
         return self._facts
 
     def open(self, num_pages: int, layout: BatchLayout) -> PackedBatch:
-        """Load the model, allocate the cache, bind both; on an error everything is freed."""
-        self._device = Device(self._acl, self._device_id)
+        """Load the model, allocate the cache, bind both, test it; on an error all is freed.
+
+        Everything slow happens here: loading holds the GIL, so an engine loads before it serves.
+        Raises AclError, OmModelError, CacheUpdateLostError.
+        """
+        device = Device(self._acl, self._device_id, self._step_timeout_s)
+        self._device = device
         try:
-            self._model = OmModel.load(self._device, self._artifact)
-            batch = self._model.open_batch(layout)
-            self._cache = KvCache(self._device, self._facts.cache, num_pages)
-            self._model.bind_caches(dict(self._cache), num_pages)
+            self._model = model = OmModel.load(device, self._artifact)
+            batch = model.open_batch(layout)
+            self._cache = cache = KvCache(device, self._facts.cache, num_pages)
+            model.bind_caches(cache.pointers, num_pages)
+            if self._wants_self_test():
+                check_cache_update(device, model, batch, cache, self._pad)
         except BaseException:
             self.close()
             raise
@@ -57,25 +89,48 @@ class ArtifactBackend:
 
     def launch(self, batch: PackedBatch) -> None:
         """Start one execution, padded to a gear where the model has gears."""
-        self._gears.pad(batch)
-        self._opened().launch(batch)
+        try:
+            self._pad(batch)
+            self._opened().launch(batch)
+        except AclError as error:
+            self._raise_if_lost(error)
+            raise
 
     def wait(self) -> StepOutput:
         """Wait for the execution in progress."""
-        return self._opened().wait()
+        try:
+            return self._opened().wait()
+        except AclError as error:
+            self._raise_if_lost(error)
+            raise
 
     def close(self) -> None:
         """Free model, cache and device, in this order; a second call does nothing."""
         device, self._device = self._device, None
-        if device is None:
-            return
-        try:
-            if self._model is not None:
-                self._model.close()
-            if self._cache is not None:
-                self._cache.close()
-        finally:
+        self._model = self._cache = None
+        if device is not None:
             device.close()
+
+    def _pad(self, batch: PackedBatch) -> None:
+        real = batch.num_tokens
+        self._gears.pad(batch)
+        if self._padding_slot != _NO_SLOT and batch.num_tokens > real:
+            batch.view("slot_mapping")[real:] = self._padding_slot
+
+    def _wants_self_test(self) -> bool:
+        asked = self._self_test
+        if asked is None:
+            asked = self._artifact.manifest.target != HOST_TARGET
+        return asked and self._facts.cache.in_place
+
+    def _raise_if_lost(self, error: AclError) -> None:
+        """Tell an error of one step from one after which nothing works."""
+        device = self._device
+        if error.device_lost or (device is not None and device.lost):
+            raise DeviceLostError(
+                f"device {self._device_id} is lost, so the engine ends and the process "
+                f"should be started again: {error}"
+            ) from error
 
     def _opened(self) -> OmModel:
         if self._model is None:
@@ -86,25 +141,21 @@ class ArtifactBackend:
 def model_facts(manifest: Manifest, gears: Gears) -> ModelFacts:
     """Return what an engine has to know of an artefact."""
     model = manifest.model
-    caches = [binding for binding in manifest.inputs if binding.source == "key_cache.0"]
-    pages = caches[0].shape[0] if caches else "P"
+    spec = cache_spec(manifest)
+    bindings = manifest.inputs
+    if not spec.in_place and all(each.source != _SLOTS.source for each in bindings):
+        bindings = (*bindings, _SLOTS)
     return ModelFacts(
         vocab_size=model.vocab_size,
         max_seq_len=manifest.max_seq_len,
         table_width=manifest.table_width,
-        cache=KvCacheSpec(
-            num_layers=model.num_layers,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            dtype=caches[0].dtype if caches else manifest.dtype,
-            page_size=manifest.page_size,
-        ),
+        cache=spec,
         eos_ids=model.eos_ids,
-        bindings=manifest.inputs,
+        bindings=bindings,
         max_batch=manifest.max_batch,
         gear_tokens=gears.max_tokens,
         gear_seqs=gears.max_seqs,
-        num_pages=pages if isinstance(pages, int) else 0,
+        num_pages=compiled_pages(manifest, spec),
     )
 
 
@@ -124,4 +175,11 @@ def open_artifact(
     acl = open_acl("host" if host else "cann", options.acl or settings)
     if tokenizer is None and (artifact.folder / "tokenizer.json").is_file():
         tokenizer = Tokenizer.from_folder(artifact.folder, artifact.manifest.model.bos_id)
-    return ArtifactBackend(artifact, acl, options.device_id), tokenizer
+    backend = ArtifactBackend(
+        artifact,
+        acl,
+        options.device_id,
+        step_timeout_s=options.step_timeout_s,
+        self_test=options.self_test,
+    )
+    return backend, tokenizer

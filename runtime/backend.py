@@ -35,6 +35,14 @@ class ModelFacts:
     num_pages: int = 0
 
 
+class DeviceLostError(RuntimeError):
+    """The device cannot compute any more: it hangs, or it reported damage; the cause is chained.
+
+    After it an engine ends every request and closes. Any other error of a Backend concerns one
+    step alone.
+    """
+
+
 class StepOutput(Protocol):
     """What one execution computed; valid until the next launch."""
 
@@ -46,7 +54,10 @@ class StepOutput(Protocol):
 
 
 class Backend(Protocol):
-    """A device and a model; all methods but `geometry` are called on the engine's own thread."""
+    """A device and a model; all methods but `geometry` are called on the engine's own thread.
+
+    `launch` and `wait` raise DeviceLostError when no later step can work either.
+    """
 
     @property
     def geometry(self) -> ModelFacts:

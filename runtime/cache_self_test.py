@@ -2,30 +2,40 @@
 
 In-place operators on a plain `Data` input reach our memory only if GE binds that input without a
 copy; otherwise the update lands in a private copy and is lost with a warning in a log
-(docs/design/acl.md). Tokens then look plausible and are wrong, so the runtime looks for itself:
-page 1 is filled with a pattern, one token is computed into it, and the page must have changed.
+(docs/design/acl.md). Tokens then look plausible and are wrong, so the runtime looks for itself.
+
+    null page of every layer   pattern pattern ... pattern          filled before
+    one token, slot S-1        pattern pattern ... its row          must be so after one execution
+    null page                  0                                    at the end
+
+The null page is nobody's and its content is never read, so nothing else is touched. The last slot
+is taken because padding may write the first one (`Manifest.padding_slot`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from .device import Device
+from .kv_cache import KvCache
 from .om_model import OmModel
 from .packed_batch import PackedBatch
+from .page_pool import NULL_PAGE
 
 _PATTERN = 0x3C  # every float made of it is a small finite number
-_PAGE = 1  # page 0 is the null page
 _ONE_TOKEN = {
     "input_ids": 0,
     "positions": 0,
-    "block_table": 0,
+    "block_table": NULL_PAGE,
     "seq_ends": 1,
     "kv_lens": 1,
     "logits_rows": 0,
 }
+
+Bytes = npt.NDArray[np.uint8]
 
 
 class CacheUpdateLostError(RuntimeError):
@@ -36,54 +46,51 @@ def check_cache_update(
     device: Device,
     model: OmModel,
     batch: PackedBatch,
-    caches: Mapping[str, int],
+    cache: KvCache,
     pad: Callable[[PackedBatch], None] = lambda batch: None,
 ) -> None:
-    """Compute one token into page 1 and look whether every cache changed; the page is zero again.
+    """Compute one token into the null page and look whether every layer's K and V came there.
 
     Args:
         device: where the model runs; nothing may be in flight.
-        model: with its caches bound; at least two pages.
+        model: with its caches bound.
         batch: the model's batch; its content is overwritten.
-        caches: source -> device pointer, as given to bind_caches.
+        cache: the pools, of a layout that the model writes in place; its null page is zero again
+            at the end.
         pad: pads the batch to a gear, for a model that has gears.
 
     Raises:
-        CacheUpdateLostError: names the caches that did not change.
+        CacheUpdateLostError: names the pools that were not written, and whether their null page
+            was changed elsewhere.
         AclError: the step failed.
     """
-    page_bytes = {name: _page_bytes(model, name) for name in caches}
-    for name, pointer in caches.items():
-        device.memset(pointer + _PAGE * page_bytes[name], page_bytes[name], _PATTERN)
+    _fill(batch, cache.spec.page_size)
+    pad(batch)
+    pages = _null_pages(cache)
+    stride = cache.spec.page_stride
+    for _, pointer in pages:
+        device.memset(pointer, stride, _PATTERN)
     try:
-        _fill(batch, model.manifest.page_size)
-        pad(batch)
         model.launch(batch)
         model.wait()
-        untouched = [
-            name
-            for name, pointer in caches.items()
-            if _is_pattern(device, pointer + _PAGE * page_bytes[name], page_bytes[name])
-        ]
+        seen = [(name, _read(device, pointer, stride)) for name, pointer in pages]
     finally:
-        for name, pointer in caches.items():
-            device.memset(pointer + _PAGE * page_bytes[name], page_bytes[name], 0)
-    if untouched:
-        shown = ", ".join(untouched[:4]) + (", ..." if len(untouched) > 4 else "")
-        raise CacheUpdateLostError(
-            f"{len(untouched)} of {len(caches)} page pools were not written ({shown}): "
-            "this ACL copies the cache inputs instead of updating them in place, so every answer "
-            "would be wrong. Use the CANN version that the artefact was made with, or report it."
-        )
+        for _, pointer in pages:
+            device.memset(pointer, stride, 0)
+    row = cache.spec.token_stride
+    lost = [(name, page) for name, page in seen if (page[-row:] == _PATTERN).all()]
+    if lost:
+        raise CacheUpdateLostError(_explain(lost, len(pages), row, batch))
 
 
-def _page_bytes(model: OmModel, name: str) -> int:
-    binding = next(each for each in model.bindings.inputs if name in (each.source, each.name))
-    symbols = {"P": 1, "S": model.manifest.page_size}
-    elements = 1
-    for extent in binding.shape:
-        elements *= symbols[extent] if isinstance(extent, str) else extent
-    return elements * binding.dtype.itemsize
+def _null_pages(cache: KvCache) -> list[tuple[str, int]]:
+    """Name and device pointer of the null page in every pool, of every layer in a stacked one."""
+    starts = cache.spec.page_starts(NULL_PAGE, cache.num_pages)
+    return [
+        (name if len(starts) == 1 else f"{name}, layer {layer}", pointer + start)
+        for name, pointer in cache
+        for layer, start in enumerate(starts)
+    ]
 
 
 def _fill(batch: PackedBatch, page_size: int) -> None:
@@ -91,16 +98,39 @@ def _fill(batch: PackedBatch, page_size: int) -> None:
     for source in batch.sources:
         view = batch.view(source)
         if source == "slot_mapping":
-            view[:] = _PAGE * page_size
+            view[:] = NULL_PAGE * page_size + page_size - 1
         elif source == "cu_seqlens":
             view[:] = (0, 1)
         else:
             view[:] = _ONE_TOKEN[source]
-        if source == "block_table":
-            view[0, 0] = _PAGE
 
 
-def _is_pattern(device: Device, pointer: int, nbytes: int) -> bool:
+def _read(device: Device, pointer: int, nbytes: int) -> Bytes:
     page = np.empty(nbytes, np.uint8)
     device.read(page, pointer)
-    return bool((page == _PATTERN).all())
+    return page
+
+
+def _explain(lost: list[tuple[str, Bytes]], count: int, row: int, batch: PackedBatch) -> str:
+    names = "; ".join(name for name, _ in lost[:4]) + ("; ..." if len(lost) > 4 else "")
+    slot = int(batch.view("slot_mapping")[0])
+    elsewhere = sorted(
+        {
+            at
+            for _, page in lost
+            for at in np.flatnonzero((page.reshape(-1, row) != _PATTERN).any(axis=1)).tolist()
+        }
+    )
+    where = (
+        f"rows {elsewhere[:8]} of the null page changed instead of row {slot}"
+        if elsewhere
+        else "the null page did not change at all"
+    )
+    return (
+        f"the model's in-place cache update is lost: {len(lost)} of {count} pools ({names}) do not "
+        f"hold the token that was just written to slot {slot}; {where}. On this device the update "
+        "operators (ScatterPaKvCache, ScatterNdUpdate) work on a copy of the cache inputs, and "
+        "every answer would be wrong. Compile the model again with --cache-write rows, which "
+        "returns the new rows and lets the runtime copy them; or use the CANN version that the "
+        "artefact was made with."
+    )

@@ -3,6 +3,10 @@
 Every method makes the device's context current on the calling thread first, so any thread may
 call; but one thread at a time, as an engine does. Order of the end: models, device memory, pinned
 memory, stream, context, device, ACL.
+
+No wait is without a limit. A device that did not finish in time is `lost`: what runs there may use
+its memory for ever, so close() waits a little longer and then leaves everything as it is, for the
+process to end.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -18,13 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .acl.constants import MallocPolicy, MemAttr, MemcpyKind
+from .acl.error_table import RT_STREAM_SYNC_TIMEOUT
 from .acl.errors import AclError, check
 from .acl.process import STARTS
 from .acl.protocol import Acl
+from .visible_devices import explain_device
 
 LOG = logging.getLogger(__name__)
 
+WAIT_LIMIT_S = 600.0  # of any wait, unless told otherwise: longer than any step should take
 _CLOSE_TIMEOUT_S = 60.0
+_LOST_TIMEOUT_S = 5.0  # that a lost device is given to end what runs
+_MOST_MS = 2**31 - 1  # ACL's time limits are int32 milliseconds
 
 
 class DeviceClosedError(RuntimeError):
@@ -34,10 +43,15 @@ class DeviceClosedError(RuntimeError):
 class Device:
     """A context and a stream on one device, and the memory allocated through it."""
 
-    def __init__(self, acl: Acl, device_id: int = 0) -> None:
-        """Start ACL if nobody did and open device `device_id`; raises AclError."""
+    def __init__(self, acl: Acl, device_id: int = 0, wait_limit_s: float = WAIT_LIMIT_S) -> None:
+        """Start ACL if nobody did and open device `device_id`; raises AclError.
+
+        wait_limit_s: seconds that a wait may take when it is given no limit of its own.
+        """
         self.acl = acl
         self.device_id = device_id
+        self.wait_limit_s = wait_limit_s
+        self.lost = False  # a wait took too long, or the device reported that it is damaged
         self.context = 0
         self.stream = 0
         self._sizes: dict[int, int] = {}  # device pointer -> bytes
@@ -57,8 +71,9 @@ class Device:
         rt = acl.rt
         code = rt.set_device(device_id)
         if code:
+            detail = acl.get_recent_err_msg() or ""  # the next call may clear it
             count, _ = rt.get_device_count()
-            check(acl, "rt.set_device", code, f"Device id {device_id}; devices here: {count}.")
+            raise AclError("rt.set_device", code, detail, explain_device(device_id, count))
         self._undo.append(("rt.reset_device", lambda: rt.reset_device(device_id)))
         self.context, code = rt.create_context(device_id)
         check(acl, "rt.create_context", code)
@@ -179,6 +194,17 @@ class Device:
         if code:
             check(self.acl, "rt.memcpy_async", code)
 
+    def copy_each_async(
+        self, dst: Sequence[int], src: Sequence[int], nbytes: Sequence[int], kind: MemcpyKind
+    ) -> None:
+        """Queue several copies on the stream; all sides must live until synchronize()."""
+        self.enter()
+        queue, stream, number = self.acl.rt.memcpy_async, self.stream, int(kind)
+        for to, from_, size in zip(dst, src, nbytes):
+            code = queue(to, size, from_, size, number, stream)
+            if code:
+                check(self.acl, "rt.memcpy_async", code)
+
     def write(self, dst: int, array: NDArray[Any]) -> None:
         """Copy a C-contiguous array to the device now."""
         _contiguous(array)
@@ -192,26 +218,50 @@ class Device:
     def synchronize(self, timeout_s: float | None = None) -> None:
         """Wait for the stream without the GIL; raises AclError 507046 after `timeout_s` seconds.
 
-        Failures of what ran on the stream since the last time are raised here.
+        None takes wait_limit_s. Failures of what ran on the stream since the last time are raised
+        here.
         """
         self.enter()
-        code = self._wait(timeout_s)
+        code = self._wait(self.wait_limit_s if timeout_s is None else timeout_s)
         if code:
-            check(self.acl, "rt.synchronize_stream", code)
+            error = AclError("rt.synchronize_stream", code, self.acl.get_recent_err_msg() or "")
+            self.lost |= error.device_lost
+            raise error
+
+    def settle(self) -> bool:
+        """Wait until nothing is queued any more, whatever became of it; False if it takes too long.
+
+        For a caller that gives memory back or writes it again: a failed run was reported already.
+        """
+        if not self.stream:
+            return True
+        if self.lost:
+            abort = getattr(self.acl.rt, "stream_abort", None)  # newer CANN
+            if abort is not None:
+                abort(self.stream)
+        code = self._wait(_LOST_TIMEOUT_S if self.lost else _CLOSE_TIMEOUT_S)
+        if code:
+            error = AclError("rt.synchronize_stream", code, self.acl.get_recent_err_msg() or "")
+            self.lost |= error.device_lost
+            LOG.warning("%s", error)
+        return code != RT_STREAM_SYNC_TIMEOUT
 
     # -- the end
 
     def close(self) -> None:
         """Free everything, from any thread; a second call does nothing.
 
-        All steps are tried; the first that failed is raised after the last.
+        All steps are tried; the first that failed is raised after the last, or logged if the device
+        is lost. A device that still computes after the limit keeps all it has, which is logged.
         """
         with self._lock:
             if self._closed:
                 return
             errors: list[Exception] = []
             if self.context and self.acl.rt.set_context(self.context) == 0:
-                self._settle()
+                if not self.settle():
+                    self._abandon()
+                    return
                 while self._before_close:
                     self._attempt(self._before_close.pop(), errors)
                 self._free_all(errors)
@@ -220,26 +270,30 @@ class Device:
                 call, undo = self._undo.pop()
                 self._try(call, undo(), errors)
             self._attempt(lambda: STARTS.release(self.acl), errors)
-        for other in errors[1:]:
+        # Of a lost device the loss was reported: what comes after it says nothing new.
+        first = [] if self.lost else errors[:1]
+        for other in errors[len(first) :]:
             LOG.error("while closing device %d: %s", self.device_id, other)
-        if errors:
-            raise errors[0]
+        if first:
+            raise first[0]
 
-    def _settle(self) -> None:
-        # Memory in use must not be freed. A failed run was reported to whoever waited for it, or
-        # nobody wants to know any more.
-        if self.stream:
-            code = self._wait(_CLOSE_TIMEOUT_S)
-            if code:
-                detail = self.acl.get_recent_err_msg() or ""
-                LOG.warning("%s", AclError("rt.synchronize_stream", code, detail))
+    def _abandon(self) -> None:
+        # What still runs may write anywhere it was given; freed memory would be somebody else's.
+        self._closed = True
+        LOG.error(
+            "device %d still computes: its model, stream and %d bytes of memory are left as they "
+            "are; end this process before the card is used again",
+            self.device_id,
+            self.allocated_bytes,
+        )
 
-    def _wait(self, timeout_s: float | None) -> int:
+    def _wait(self, timeout_s: float) -> int:
         rt = self.acl.rt
         # Older CANN has no form with a time limit: it then waits as long as it takes.
-        if timeout_s is None or not hasattr(rt, "synchronize_stream_with_timeout"):
+        if not hasattr(rt, "synchronize_stream_with_timeout"):
             return rt.synchronize_stream(self.stream)
-        return rt.synchronize_stream_with_timeout(self.stream, max(1, round(timeout_s * 1000)))
+        milliseconds = min(timeout_s * 1000, _MOST_MS)
+        return rt.synchronize_stream_with_timeout(self.stream, max(1, round(milliseconds)))
 
     def _free_all(self, errors: list[Exception]) -> None:
         rt = self.acl.rt

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .backend import Backend
+from .backend import Backend, DeviceLostError
 from .engine_core import EngineCore
 from .engine_options import EngineOptions
 from .engine_statistics import EngineStatistics
@@ -252,10 +252,16 @@ class Engine:
         try:
             while self._wait_for_work(core):
                 self._turn(core)
+        except DeviceLostError as error:
+            _log.error("the engine ends: %s", error)
+            self._broken = error
         except BaseException as error:  # a bug: no request may be left waiting for ever
             _log.exception("the engine's loop broke")
             self._broken = error
-        core.fail_all(EngineError("the engine was closed before the request had finished"))
+        text = "the engine was closed before the request had finished"
+        if self._broken is not None:
+            text = f"the engine broke: {self._broken}"
+        core.fail_all(EngineError(text))
         with self._hub.lock:
             self._hub.done.notify_all()
         core.close()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .backend import Backend, ModelFacts, StepOutput
+from .backend import Backend, DeviceLostError, ModelFacts, StepOutput
 from .batch_validator import BatchSnapshot, check_batch
 from .block_table import BlockTable
 from .engine_statistics import Counters, EngineStatistics
@@ -117,7 +117,8 @@ class EngineCore:
     def step(self) -> bool:
         """Compute one step; returns False when there was nothing to do.
 
-        If the device fails, the requests of the step end with an error and the others go on.
+        If the device fails, the requests of the step end with an error and the others go on. If
+        it is lost, all of them end and DeviceLostError is raised: no later step can work.
         """
         started = time.perf_counter_ns()
         step = self._schedule()
@@ -130,6 +131,10 @@ class EngineCore:
             # Only those rows are bad. The step is dropped, and planned again without them.
             self._fail([self._request_at(step, row) for row in error.rows], error)
             return True
+        except DeviceLostError as error:
+            self._fail(self._requests_of(step), error)
+            self.fail_all(error)
+            raise
         except Exception as error:
             self._fail(self._requests_of(step), error)
             return True

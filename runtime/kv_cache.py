@@ -1,9 +1,12 @@
 """Sizes and strides of the paged KV cache, and the device memory behind it.
 
-    key_cache.l, value_cache.l   [P, S, K, D]     one buffer each a layer
-    page p of all of them together is the page p of the pool
+    layout    buffers                      shape              a token is          who writes it
+    layers    key_cache.l, value_cache.l   [P, S, K, D]       2L rows of K*D      the model
+    stacked   key_pool, value_pool         [L*P, S, K, D]     2L rows of K*D      the model
+    rows      kv_rows_pool                 [P, S, L, 2, K, D] one row of 2L*K*D   the runtime
 
-Every size anyone needs is computed here once; planner, engine and tools ask the same spec.
+Page p of the pool is page p of every buffer: in a stacked one page l*P + p of each layer l. Every
+size anyone needs is computed here once; planner, engine and tools ask the same spec.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from .dtypes import dtype as dtype_of
 from .page_pool import pages_for
 
 PAGE_ALIGNMENT = 128  # bytes; cache lines of the chips, and what their copies are fastest with
+CacheLayout = Literal["layers", "stacked", "rows"]
 SAFETY_FACTOR = 1.5  # of an average: half the batch again, because lengths differ
 
 
@@ -26,23 +30,30 @@ class KvCacheError(ValueError):
 
 @dataclass(frozen=True)
 class KvCacheSpec:
-    """Geometry of a paged cache: L layers, K heads, D elements a head, S tokens a page."""
+    """Geometry of a paged cache: L layers, K heads, D elements a head, S tokens a page.
+
+    Raises KvCacheError unless a page of each buffer starts at a multiple of PAGE_ALIGNMENT bytes:
+    in layout "rows" a page of all layers, otherwise a page of one.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype: str
     page_size: int
+    layout: CacheLayout = "layers"
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_kv_heads", "head_dim", "page_size"):
             if getattr(self, name) < 1:
                 raise KvCacheError(f"{name} is {getattr(self, name)}: it must be at least 1")
-        if self.bytes_per_page_per_layer % PAGE_ALIGNMENT:
-            step = PAGE_ALIGNMENT // math.gcd(PAGE_ALIGNMENT, self.bytes_per_token_per_layer)
+        if self.page_stride % PAGE_ALIGNMENT:
+            step = PAGE_ALIGNMENT // math.gcd(PAGE_ALIGNMENT, self.token_stride)
+            layers = "" if self.layout != "rows" else f"2 x {self.num_layers} layers x "
+            unit = "" if self.layout == "rows" else " a layer"
             raise KvCacheError(
-                f"a page of {self.page_size} tokens x {self.num_kv_heads} heads x {self.head_dim} "
-                f"x {self.itemsize} bytes is {self.bytes_per_page_per_layer} bytes a layer, not a "
+                f"a page of {self.page_size} tokens x {layers}{self.num_kv_heads} heads x "
+                f"{self.head_dim} x {self.itemsize} bytes is {self.page_stride} bytes{unit}, not a "
                 f"multiple of {PAGE_ALIGNMENT}: use a page_size that is a multiple of {step}"
             )
 
@@ -53,12 +64,12 @@ class KvCacheSpec:
 
     @property
     def bytes_per_token_per_layer(self) -> int:
-        """Bytes of one token's K (or V) in one layer: the stride from token to token."""
+        """Bytes of one token's K (or V) in one layer."""
         return self.num_kv_heads * self.head_dim * self.itemsize
 
     @property
     def bytes_per_page_per_layer(self) -> int:
-        """Bytes of one page's K (or V) in one layer: the stride from page to page."""
+        """Bytes of one page's K (or V) in one layer."""
         return self.page_size * self.bytes_per_token_per_layer
 
     @property
@@ -71,23 +82,55 @@ class KvCacheSpec:
         """Bytes of one page: K and V of every layer."""
         return self.page_size * self.bytes_per_token
 
-    def layer_bytes(self, num_pages: int) -> int:
-        """Return the bytes of one buffer: K or V of one layer."""
-        return num_pages * self.bytes_per_page_per_layer
+    @property
+    def token_stride(self) -> int:
+        """Bytes from token to token inside a page of a buffer."""
+        return self.bytes_per_token if self.layout == "rows" else self.bytes_per_token_per_layer
+
+    @property
+    def page_stride(self) -> int:
+        """Bytes from page to page of a buffer."""
+        return self.page_size * self.token_stride
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the model writes the pages itself, into its own inputs."""
+        return self.layout != "rows"
+
+    def buffer_bytes(self, num_pages: int) -> int:
+        """Return the bytes of one buffer; all buffers of a layout are of one size."""
+        return self.total_bytes(num_pages) // len(self.buffer_names())
 
     def total_bytes(self, num_pages: int) -> int:
         """Return the bytes of the whole cache, the null page included."""
         return num_pages * self.bytes_per_page
 
-    def shape(self, num_pages: int) -> tuple[int, int, int, int]:
-        """Return the shape of one buffer: [P, S, K, D]."""
-        return (num_pages, self.page_size, self.num_kv_heads, self.head_dim)
+    def shape(self, num_pages: int) -> tuple[int, ...]:
+        """Return the shape of one buffer."""
+        page = (self.page_size, self.num_kv_heads, self.head_dim)
+        if self.layout == "stacked":
+            return (self.num_layers * num_pages, *page)
+        if self.layout == "rows":
+            return (num_pages, page[0], self.num_layers, 2, *page[1:])
+        return (num_pages, *page)
 
     def buffer_names(self) -> tuple[str, ...]:
-        """Return the sources of the buffers: key_cache.0 …, then value_cache.0 …."""
+        """Return the sources of the buffers in order: all of keys, then all of values."""
+        if self.layout == "stacked":
+            return ("key_pool", "value_pool")
+        if self.layout == "rows":
+            return ("kv_rows_pool",)
         return tuple(
             f"{kind}_cache.{layer}" for kind in ("key", "value") for layer in range(self.num_layers)
         )
+
+    def page_starts(self, page: int, num_pages: int) -> tuple[int, ...]:
+        """Return where page `page` lies in one buffer, in bytes: one place, or L in a stacked one.
+
+        Each place is page_stride bytes long.
+        """
+        layers = self.num_layers if self.layout == "stacked" else 1
+        return tuple((layer * num_pages + page) * self.page_stride for layer in range(layers))
 
     def pages_in(self, budget_bytes: int) -> int:
         """Return P, the null page included, for a budget; raises KvCacheError below 2 pages."""
@@ -127,7 +170,7 @@ class KvCache:
         self.spec, self.num_pages = spec, num_pages
         self._device = device
         self.pointers: dict[str, int] = {}  # source -> device pointer
-        nbytes = spec.layer_bytes(num_pages)
+        nbytes = spec.buffer_bytes(num_pages)
         try:
             for name in spec.buffer_names():
                 self.pointers[name] = device.malloc(nbytes)

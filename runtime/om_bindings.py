@@ -17,7 +17,9 @@ from .acl.constants import GEAR_INPUT_NAME
 from .acl.model_io import ModelIo, TensorIo
 from .dtypes import DType
 from .dtypes import dtype as dtype_of
-from .manifest import CACHE_SOURCES, Binding, Manifest, OutputBinding
+from .manifest import CACHE_SOURCES, SYMBOLS, Binding, Manifest, OutputBinding
+
+ROWS_SOURCE, ROWS_ROLE = "kv_rows_pool", "new_rows"
 
 
 class OmModelError(ValueError):
@@ -45,6 +47,10 @@ class BoundInput:
     def is_dynamic(self) -> bool:
         """Whether the model must be told its shape."""
         return any(extent < 0 for extent in self.dims)
+
+    def bytes_of(self, shape: tuple[int, ...]) -> int:
+        """Bytes of a tensor of this shape."""
+        return math.prod(shape) * self.dtype.itemsize
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Raise OmModelError if a step's shape contradicts what the model was compiled for."""
@@ -85,6 +91,10 @@ class Bindings:
     def output(self, role: str) -> BoundOutput | None:
         """Return the first output of a role."""
         return next((output for output in self.outputs if output.role == role), None)
+
+    def input(self, source: str) -> BoundInput | None:
+        """Return the input of a source."""
+        return next((each for each in self.inputs if each.source == source), None)
 
 
 def resolve(shape: tuple[int | str, ...], symbols: Mapping[str, int]) -> tuple[int, ...]:
@@ -142,6 +152,9 @@ def _problems(manifest: Manifest, model: ModelIo, constants: Mapping[str, int]) 
     for name in by_name:
         if name != GEAR_INPUT_NAME:
             yield f"input {name!r} of the model is not in the manifest"
+        elif not manifest.gears:
+            yield "the model has gears, the manifest names none"
+    yield from _row_problems(manifest)
     if len(manifest.outputs) != len(model.outputs):
         given = ", ".join(binding.name for binding in manifest.outputs)
         found = ", ".join(io.name for io in model.outputs)
@@ -149,6 +162,26 @@ def _problems(manifest: Manifest, model: ModelIo, constants: Mapping[str, int]) 
         return
     for output, io in zip(manifest.outputs, model.outputs):
         yield from _differences(f"output {output.name!r}", output, io, constants)
+
+
+def _row_problems(manifest: Manifest) -> Iterator[str]:
+    """New rows and the pool they are copied to: one needs the other, in one size and dtype."""
+    pools = [each for each in manifest.inputs if each.source == ROWS_SOURCE]
+    rows = [each for each in manifest.outputs if each.role == ROWS_ROLE]
+    if len(pools) != len(rows):
+        yield (
+            f"the manifest has {len(rows)} outputs of role {ROWS_ROLE!r} and {len(pools)} inputs "
+            f"of source {ROWS_SOURCE!r}: one belongs to the other"
+        )
+    for pool, row in zip(pools, rows):
+        sizes = [pool.shape[2:], row.shape[1:]]
+        # [L, 2, K, D] may be folded on one side and not on the other.
+        counts = [math.prod(int(each) for each in size if each not in SYMBOLS) for size in sizes]
+        if pool.dtype != row.dtype or counts[0] != counts[1] or len(pool.shape) < 3:
+            yield (
+                f"output {row.name!r} {row.dtype} {list(row.shape)} has not the rows of input "
+                f"{pool.name!r} {pool.dtype} {list(pool.shape)}"
+            )
 
 
 def _differences(

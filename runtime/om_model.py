@@ -3,9 +3,11 @@
     staging batch (pinned) --one H2D copy--> device staging --+
     page pools (bound once) ----------------------------------+--> execute_async --> logits, argmax
                                                               argmax --D2H--> pinned
+                                  where the model has them: new_rows --D2D--> page pool
 
 Addresses never change after open_batch and bind_caches; a step allocates nothing, and tells the
-model a shape only when an extent changed.
+model a shape only when an extent changed. All copies of a step are on the stream of its execution,
+so the next step finds them done.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .acl.constants import MAX_DIMS, MemcpyKind
+from .acl.constants import MemcpyKind
 from .acl.error_table import RT_STREAM_SYNC_TIMEOUT
 from .acl.errors import AclError, check
 from .acl.io_dataset import IoDataset
@@ -24,13 +26,21 @@ from .acl.model_io import read_model_io
 from .artifact import Artifact
 from .device import Device
 from .manifest import Manifest
-from .om_bindings import Bindings, BoundInput, OmModelError, bind, resolve
+from .om_bindings import (
+    ROWS_ROLE,
+    ROWS_SOURCE,
+    Bindings,
+    BoundInput,
+    OmModelError,
+    bind,
+    resolve,
+)
 from .packed_batch import BatchLayout, PackedBatch, Section
+from .row_copies import RowCopies
+from .step_inputs import StepInputs
 from .step_output import StepOutput
 
 __all__ = ["OmModel", "OmModelError", "StepOutput"]
-
-_GEAR_BYTES = MAX_DIMS * 8  # for a model that does not tell the size of its shape input
 
 
 class OmModel:
@@ -47,18 +57,17 @@ class OmModel:
         self._caches = tuple(each for each in self.bindings.inputs if each.is_cache)
         self._pointers: list[int] = []
         self._pinned: list[NDArray[np.uint8]] = []
-        self._shapes: dict[int, tuple[int, ...]] = {}  # input index -> shape told last
-        self._extents = (-1, -1, -1)  # T, B, R of the shapes told last
         self._batch: PackedBatch | None = None
         self._staging = 0  # on the device
         self._staging_host = 0
         self._argmax: NDArray[np.int32] | None = None
         self._argmax_pointer = 0
         self._argmax_host = 0
-        self._caches_bound = not self._caches
+        self._rows: RowCopies | None = None
+        self._rows_pointer = 0  # of the output new_rows
+        self._caches_bound = not self._caches and self.bindings.gear_input is None
         self._in_flight = False
-        num_inputs = len(self.bindings.inputs) + (self.bindings.gear_input is not None)
-        self._inputs = IoDataset(device.acl, num_inputs)
+        self._inputs = StepInputs(device.acl, model_id, self.bindings, manifest.gears)
         self._outputs = IoDataset(device.acl, len(self.bindings.outputs))
         device.before_close(self.close)
 
@@ -97,16 +106,16 @@ class OmModel:
         sections = {section.source: section for section in layout.sections}
         for each in self._step_inputs:
             _check_section(each, sections.get(each.source))
+        if self.bindings.output(ROWS_ROLE) and "slot_mapping" not in sections:
+            raise OmModelError("a model that returns new rows needs source 'slot_mapping' too")
         self._staging = self._malloc(layout.nbytes)
         self._device.memset(self._staging, layout.nbytes, 0)
         for each in self._step_inputs:
             section = sections[each.source]
             nbytes = section.elements * section.dtype.itemsize
             self._inputs.bind(each.index, self._staging + section.offset, nbytes)
-        gear_input = self.bindings.gear_input
-        if gear_input is not None:
-            nbytes = gear_input.nbytes or _GEAR_BYTES
-            self._inputs.bind(gear_input.index, self._malloc(nbytes), nbytes)
+        if self._inputs.shape_bytes:
+            self._inputs.bind_shapes(self._malloc(self._inputs.shape_bytes))
         self._open_outputs(layout)
         buffer = self._malloc_host(layout.nbytes)
         buffer[:] = 0
@@ -115,7 +124,7 @@ class OmModel:
         return self._batch
 
     def bind_caches(self, pointers: Mapping[str, int], num_pages: int) -> None:
-        """Bind the page pools, once and for all steps.
+        """Bind the page pools, once and for all steps; set each gear once, to see that it exists.
 
         Args:
             pointers: device pointer of each cache source or input name (key_cache.0, ...).
@@ -123,18 +132,21 @@ class OmModel:
         """
         if self._batch is None:
             raise OmModelError("bind_caches needs open_batch first")
-        symbols = {"P": num_pages, "S": self.manifest.page_size}
+        symbols = {
+            "P": num_pages,
+            "S": self.manifest.page_size,
+            "M": self.manifest.table_width,
+        }
         for each in self._caches:
             pointer = pointers.get(each.source) or pointers.get(each.name)
             if not pointer:
                 raise OmModelError(f"no device pointer was given for cache {each.source!r}")
             shape = resolve(each.shape, symbols)
-            each.check(shape)
-            nbytes = int(np.prod(shape, dtype=np.int64)) * each.dtype.itemsize
-            self._inputs.bind(each.index, pointer, nbytes)
-            self._tell_shape(each, shape)
+            self._inputs.bind_cache(each, pointer, shape)
+            if each.source == ROWS_SOURCE:
+                self._rows = self._row_copies(pointer, each, shape)
+        self._inputs.prepare_gears(symbols)
         self._caches_bound = True
-        self._extents = (-1, -1, -1)  # a gear names the caches' extents too
 
     def launch(self, batch: PackedBatch) -> None:
         """Start one execution of the batch's step; returns before it ends.
@@ -143,13 +155,9 @@ class OmModel:
         """
         if batch is not self._batch or not self._caches_bound or self._in_flight:
             self._refuse_launch(batch)
-        extents = (batch.num_tokens, batch.num_seqs, batch.num_logits)
         device = self._device
         device.enter()
-        if extents != self._extents:
-            self._extents = (-1, -1, -1)
-            self._reshape(batch)
-            self._extents = extents
+        self._inputs.adapt(batch)  # nothing runs: the last step was waited for
         rows = batch.num_logits
         try:
             device.copy_async(
@@ -168,15 +176,20 @@ class OmModel:
                     rows * self._argmax.itemsize,
                     MemcpyKind.DEVICE_TO_HOST,
                 )
+            if self._rows is not None:
+                self._rows.queue(batch.view("slot_mapping"))
         except BaseException:
             # What was queued may still read the staging buffer, which the next step overwrites.
-            device.acl.rt.synchronize_stream(device.stream)
+            device.settle()
             raise
         self.output.num_rows = rows
         self._in_flight = True
 
     def wait(self, timeout_s: float | None = None) -> StepOutput:
-        """Wait for the execution in progress; raises AclError if it failed or takes too long."""
+        """Wait for the execution in progress; raises AclError if it failed or takes too long.
+
+        timeout_s: seconds; None takes the device's own limit (Device.wait_limit_s).
+        """
         if not self._in_flight:
             raise OmModelError("wait() without launch()")
         try:
@@ -193,9 +206,8 @@ class OmModel:
         if not self.model_id:
             return
         device.enter()
-        if self._in_flight:
-            # Memory in use must not be freed; a failure is nobody's any more.
-            device.acl.rt.synchronize_stream(device.stream)
+        if self._in_flight and not device.settle():
+            return  # memory in use must not be freed: the device keeps it, see Device.close
         model_id, self.model_id = self.model_id, 0
         device.forget(self.close)
         self._inputs.close()
@@ -212,6 +224,7 @@ class OmModel:
         symbols = {
             "T": limits.max_tokens,
             "B": limits.max_seqs,
+            "B+1": limits.max_seqs + 1,
             "R": limits.max_seqs,
             "M": limits.table_width,
             "S": limits.page_size,
@@ -222,6 +235,7 @@ class OmModel:
             pointer = self._malloc(nbytes)
             pointers.setdefault(each.role, pointer)
             self._outputs.bind(each.index, pointer, nbytes)
+        self._rows_pointer = pointers.get(ROWS_ROLE, 0)
         argmax = self.bindings.output("argmax")
         if argmax is not None:
             if argmax.dtype.numpy != np.int32:
@@ -231,38 +245,10 @@ class OmModel:
             self._argmax_host = int(self._argmax.ctypes.data)
         self.output.attach(pointers.get("logits", 0), self._argmax)
 
-    def _reshape(self, batch: PackedBatch) -> None:
-        """Tell the model the step's shapes, those that differ from the last step's."""
-        changed = False
-        for each in self._step_inputs:
-            shape = batch.view(each.source).shape
-            if shape != self._shapes.get(each.index):
-                each.check(shape)
-                changed = True
-                self._tell_shape(each, shape)
-        if changed and self.bindings.gear_input is not None:
-            self._choose_gear(self.bindings.gear_input.index)
-
-    def _tell_shape(self, each: BoundInput, shape: tuple[int, ...]) -> None:
-        if each.is_dynamic and self.bindings.gear_input is None:
-            self._inputs.set_shape(each.index, each.dtype, shape)
-        self._shapes[each.index] = shape
-
-    def _choose_gear(self, index: int) -> None:
-        # The stream is idle here: a gear is set by a copy that no stream orders.
-        dims = [extent for _, shape in sorted(self._shapes.items()) for extent in shape]
-        acl = self._device.acl
-        code = acl.mdl.set_input_dynamic_dims(
-            self.model_id,
-            self._inputs.handle,
-            index,
-            {"name": "", "dimCount": len(dims), "dims": dims},
-        )
-        if code:
-            for each in self._step_inputs:
-                self._shapes.pop(each.index, None)
-            gears = ", ".join(str(dict(gear)) for gear in self.manifest.gears)
-            check(acl, "mdl.set_input_dynamic_dims", code, f"The artefact's gears are {gears}.")
+    def _row_copies(self, pool: int, each: BoundInput, shape: tuple[int, ...]) -> RowCopies:
+        slots = shape[0] * shape[1]
+        row_bytes = each.bytes_of(shape) // slots
+        return RowCopies(self._device, self._rows_pointer, pool, row_bytes, slots)
 
     def _malloc(self, nbytes: int) -> int:
         pointer = self._device.malloc(nbytes)

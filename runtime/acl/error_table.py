@@ -261,6 +261,11 @@ _TABLE.update(
 
 ERRORS = MappingProxyType(_TABLE)
 
+# After these the device cannot be trusted: kernels hang, or its memory was written out of bounds.
+DEVICE_LOST: Final = frozenset(
+    code for code, each in _TABLE.items() if each.hint in (_AICORE, _HANG, _ECC)
+) | {507010, 507048, 507049, 507056, 507057, 507899, 507901, 507904}
+
 # Signatures inside the detail text that say more than the code: (text, advice).
 DETAIL_HINTS: Final = (
     (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from .error_table import DETAIL_HINTS, RT_CONTEXT_NULL, row
+from .error_table import DETAIL_HINTS, DEVICE_LOST, RT_CONTEXT_NULL, row
 
 
 class AclUnavailableError(RuntimeError):
@@ -16,13 +16,15 @@ class AclError(RuntimeError):
     """An ACL call returned a code other than 0.
 
     Attributes: `call` such as "rt.malloc", `code`, `meaning`, `hint` (may be ""), `detail` (what
-    `acl.get_recent_err_msg` said on the failing thread, may be "").
+    `acl.get_recent_err_msg` said on the failing thread, may be ""), `device_lost`: nothing can be
+    computed on the device any more.
     """
 
     def __init__(self, call: str, code: int, detail: str = "", hint: str = "") -> None:
         known = row(code)
         self.call = call
         self.code = code
+        self.device_lost = code in DEVICE_LOST
         self.meaning = known.meaning
         self.detail = detail.strip()
         self.hint = hint or _hint_of_detail(self.detail) or known.hint

@@ -14,8 +14,8 @@ def test_sizes_and_strides():
     assert SPEC.bytes_per_page_per_layer == 12_288
     assert SPEC.bytes_per_token == 23_040
     assert SPEC.bytes_per_page == 737_280
-    assert SPEC.layer_bytes(10) == 122_880
-    assert SPEC.total_bytes(10) == 60 * SPEC.layer_bytes(10)
+    assert SPEC.buffer_bytes(10) == 122_880
+    assert SPEC.total_bytes(10) == 60 * SPEC.buffer_bytes(10)
     assert SPEC.shape(10) == (10, 32, 3, 64)
 
 
@@ -80,7 +80,7 @@ def test_one_zeroed_buffer_a_layer_for_keys_and_values():
 
 def test_a_failed_allocation_frees_what_came_before():
     spec = KvCacheSpec(2, 1, 64, "float16", 16)
-    memory = Memory(room=3 * spec.layer_bytes(3))
+    memory = Memory(room=3 * spec.buffer_bytes(3))
     with pytest.raises(MemoryError):
         KvCache(memory, spec, num_pages=3)
     assert memory.live == {}
