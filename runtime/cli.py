@@ -29,6 +29,8 @@ COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
         "bench": LazyCommand(".commands.bench", "Measure throughput and latency."),
         "pages": LazyCommand(".commands.pages", "Draw who owns which page of the KV cache."),
         "inspect": LazyCommand(".inspect_command", "Show what an .om file or an artefact holds."),
+        "compare": LazyCommand(".commands.compare", "Find where two executions of a model part."),
+        "doctor": LazyCommand(".commands.doctor", "Check this machine and an artefact."),
         "verify": LazyCommand(".verify_command", "Check an .om file or an artefact completely."),
     }
 )

@@ -89,7 +89,7 @@ class ForgetfulPages(OracleExecutor):
 
 def test_an_executor_with_a_wrong_rope(plain: Artifact) -> None:
     side = Side(plain, make=lambda om: WrongRope(om, ExecutorOptions()))
-    found = compare(Side(plain), side, CompareOptions(max_tokens=2))
+    found = compare(Side(plain), side, CompareOptions(max_tokens=2, memory_bytes=1))
     assert found.divergence is not None
     point = found.divergence.agreement.point
     assert (point.place, point.node) == ("layer 1", "/layers.1/attn/k_rotary/Rotary")

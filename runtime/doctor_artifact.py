@@ -1,0 +1,146 @@
+"""What an artefact needs against what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .artifact import Artifact, ArtifactError
+from .doctor_acl import AclState
+from .doctor_cann import CannState
+from .doctor_findings import OK, PROBLEM, WARNING, Finding, size
+from .doctor_machine import MachineState
+from .manifest import Manifest
+
+HOST = "host"
+_OPENVINO_BLOCK = 32  # tokens; page sizes of the openvino executor are multiples of it
+_FLOAT16_ONLY = ("Ascend310P",)  # no bfloat16 in hardware: facts of the ascend310p family
+
+
+@dataclass(frozen=True)
+class Found:
+    """Everything that an artefact is held against."""
+
+    cann: CannState
+    acl: AclState
+    machine: MachineState
+
+
+def look_at_artifact(folder: Path, found: Found) -> Iterator[Finding]:
+    """Yield how an artefact fits this machine; an unreadable one is a problem."""
+    try:
+        manifest = Artifact.open(folder).manifest
+    except (ArtifactError, OSError) as error:
+        advice = "Copy the whole folder again, or compile the model again."
+        yield Finding("artefact", PROBLEM, str(error), advice)
+        return
+    yield Finding(
+        "artefact",
+        OK,
+        f"{manifest.name} for {manifest.soc or manifest.target}, {manifest.dtype}, schema "
+        f"{manifest.schema}, pages of {manifest.page_size}; files have their sizes (run-om verify "
+        "reads them all)",
+    )
+    if manifest.target == HOST:
+        yield from _on_host(manifest, found)
+        yield from _memory(manifest, found.machine.free_bytes, "this machine")
+    else:
+        yield from _on_chip(manifest, found)
+        free = max((free for free, _ in found.acl.memory), default=0)
+        yield from _memory(manifest, free, "the device")
+
+
+def _on_host(manifest: Manifest, found: Found) -> Iterator[Finding]:
+    if not found.machine.has_openvino:
+        yield Finding(
+            "executor",
+            PROBLEM,
+            "openvino is not installed",
+            "pip install 'openvino==2026.4.*', or run with --executor oracle (slow).",
+        )
+    elif manifest.page_size % _OPENVINO_BLOCK:
+        yield Finding(
+            "executor",
+            WARNING,
+            f"pages of {manifest.page_size} tokens are not a multiple of {_OPENVINO_BLOCK}: the "
+            "openvino executor refuses them",
+            f"Run with --executor oracle (slow), or compile with --page-size {_OPENVINO_BLOCK}.",
+        )
+    elif manifest.dtype == "float16":
+        yield Finding(
+            "executor",
+            WARNING,
+            "openvino computes float16 models in bfloat16, with fewer digits",
+            "Fine for trying out; compile with --dtype float32 where digits count.",
+        )
+    else:
+        yield Finding("executor", OK, "openvino on this CPU")
+
+
+def _on_chip(manifest: Manifest, found: Found) -> Iterator[Finding]:
+    wanted, soc = manifest.soc or manifest.target, found.acl.soc
+    if not found.acl.works:
+        yield Finding(
+            "chip",
+            PROBLEM,
+            f"the artefact needs {wanted}, and no device can be used here",
+            "See the lines above: CANN, driver and acl must all be there. To run on this CPU, "
+            "compile with --target host.",
+        )
+    elif soc is None:
+        seen = f"the artefact needs {wanted}; ACL does not say which chip this is"
+        yield Finding("chip", WARNING, seen, "Compare it with npu-smi info yourself.")
+    elif soc.lower() != wanted.lower():
+        yield Finding(
+            "chip",
+            PROBLEM,
+            f"the artefact needs {wanted}, this is {soc}",
+            f"Compile it for this chip: compile-model MODEL --target {soc}.",
+        )
+    else:
+        yield Finding("chip", OK, soc)
+    if manifest.dtype == "bfloat16" and wanted.startswith(_FLOAT16_ONLY):
+        advice = "Compile with --dtype float16."
+        yield Finding("dtype", PROBLEM, f"{wanted} has no bfloat16", advice)
+    yield from _release(manifest, found.cann.release)
+
+
+def _release(manifest: Manifest, release: str) -> Iterator[Finding]:
+    made = manifest.tools.get("cann", "")
+    if made and release and made != release:
+        yield Finding(
+            "CANN of the artefact",
+            WARNING,
+            f"it was compiled with CANN {made}, this is {release}",
+            "A newer CANN runs models of up to four releases before it; with open dims the "
+            "operator package must be the same. If loading fails, compile it again here.",
+        )
+
+
+def _memory(manifest: Manifest, free: int, where: str) -> Iterator[Finding]:
+    weights = manifest.memory.get("weights", 0)
+    page = manifest.memory.get("kv_per_page", 0)
+    if not free or not page:
+        return
+    other = sum(
+        nbytes
+        for name, nbytes in manifest.memory.items()
+        if name in ("workspace", "gear_inputs", "gear_outputs")
+    )
+    left = free - weights - other
+    needs = f"weights {size(weights)}" + (f", buffers {size(other)}" if other else "")
+    pages = max(0, left) // page
+    whole = -(-manifest.max_seq_len // manifest.page_size)
+    seen = (
+        f"{needs}, {size(page)} a page of {manifest.page_size} tokens; {size(free)} are free on "
+        f"{where}: room for {pages * manifest.page_size} tokens of KV cache"
+    )
+    smaller = "Free memory, or compile with a shorter dtype; compile-model --plan shows all sizes."
+    if pages < 2:
+        yield Finding("room", PROBLEM, seen, smaller)
+    elif pages <= whole:
+        advice = f"A sequence of {manifest.max_seq_len} tokens does not fit. {smaller}"
+        yield Finding("room", WARNING, seen, advice)
+    else:
+        yield Finding("room", OK, seen)
