@@ -29,6 +29,10 @@ SKIPPED = {"build", "dist", "node_modules", "venv"}
 REFERENCE = ROOT / "docs" / "reference.md"
 REFRESH = "python tests/doc_reference.py docs/reference.md writes the tables anew"
 
+# Options that pages speak of and that come with compiling for chips.
+PROMISED = frozenset({"--build-plugin", "--cann", "--from-om", "--input-shape-range", "--traffic"})
+FOREIGN = frozenset({"--mode", "--model"})  # of atc
+
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _FIGURE = re.compile(r"(?P<shown>-?\d[\d,]*(?:\.\d+)?)[^\d\n<]*<!-- from: (?P<source>[^\n]+?) -->")
@@ -156,6 +160,11 @@ def test_reference_names_every_public_name():
     assert not missing
 
 
+def spellings(name: str) -> set[str]:
+    """Every way to write an option of a command."""
+    return {"--help"}.union(*(param.opts for param in command_of(name).params))
+
+
 def test_commands_in_the_pages_have_the_options_they_show():
     """Every `--option` of a shown command line exists."""
     wrong = []
@@ -164,14 +173,31 @@ def test_commands_in_the_pages_have_the_options_they_show():
             name = " ".join(line.split()[: 2 if line.startswith("run-om") else 1])
             if name not in command_names():
                 continue
-            known = {o for param in command_of(name).params for o in param.opts} | {"--help"}
-            command = line.split("#")[0].split(" && ")[0].split(" | ")[0]
-            wrong += [
-                f"{name_of(page)}: {name} {option}"
-                for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", command)
-                if option not in known
-            ]
+            command = re.split(r"#| && | \| |; ", line)[0]
+            shown = re.findall(r"(?<![\w-])--[a-z][\w-]*", command)
+            unknown = set(shown) - spellings(name) - PROMISED
+            wrong += [f"{name_of(page)}: {name} {option}" for option in sorted(unknown)]
     assert not wrong, "\n".join(wrong)
+
+
+def test_options_in_the_text_exist():
+    """`--option` in a sentence is one of ours, or one of another tool that the page names."""
+    known = PROMISED.union(FOREIGN, *map(spellings, command_names()))
+    wrong = []
+    for page in pages():
+        if page.parent.name == "benchmarks":  # its scripts have options of their own
+            continue
+        text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+        for option in re.findall(r"`(--[a-z][\w-]*)[^`\n]*`", text):
+            if option not in known and "_" not in option:  # atc's have underscores
+                wrong.append(f"{name_of(page)}: {option}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_promised_options_are_still_promises():
+    """One that has come is no promise any more: take it off the list."""
+    here = set().union(*map(spellings, command_names()))
+    assert not PROMISED & here
 
 
 def test_design_notes_are_all_in_the_index():
