@@ -141,6 +141,8 @@ def command(**options: Any) -> None:
         except BaseException as error:
             # Whatever was raised after a signal came of it.
             if interruption.signal or isinstance(error, (KeyboardInterrupt, click.Abort)):
+                if interruption.signal:
+                    interruption.ignore_more()
                 click.echo("Interrupted; nothing was changed.", err=True)
                 sys.exit(128 + interruption.signal if interruption.signal else EXIT_INTERRUPTED)
             if isinstance(error, BrokenPipeError):
@@ -244,8 +246,8 @@ def _compile(options: dict[str, Any], interruption: Interruption) -> None:
     with checkpoint:
         request = resolve(_options(options), checkpoint)
         console.print(request.table())
-        from .pipeline import compile_model  # late: a bad checkpoint is refused without onnx
-
+        with stages.stage("Load the compiler"):  # late: bad checkpoints are refused without it
+            from .pipeline import compile_model
         done = compile_model(request, checkpoint, stages, _cmdline())
     for warning in done.warnings:
         click.echo(f"{click.style('warning:', fg='yellow')} {warning}", err=True)

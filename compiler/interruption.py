@@ -40,6 +40,12 @@ class Interruption:
         for number, before in self._before.items():
             signal.signal(number, before)
 
+    def ignore_more(self) -> None:
+        """Let no further signal break what is left to do: a message and the end of the process."""
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+        self._before.clear()
+
     def check(self) -> None:
         """Raise KeyboardInterrupt if a signal came."""
         if self.signal:
