@@ -157,7 +157,7 @@ def command(**options: Any) -> None:
 def _describe(error: Exception) -> str:
     text = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename or ''}: {error.strerror}".lstrip(": ")
+        return f"{error.filename or 'cannot write'}: {error.strerror}"
     if isinstance(error, ModuleNotFoundError):
         return f"{text}; compiling needs the extra: pip install 'pagedom[compile]'"
     if isinstance(error, ValueError) or type(error).__module__.startswith("pagedom"):
@@ -292,4 +292,8 @@ def _print_json(data: Any) -> None:
 
 def main() -> None:
     """Entry point of `compile-model`."""
-    command()
+    try:
+        command()
+    except OSError as error:  # --help on a full disk
+        click.echo(f"Error: {_describe(error)}", err=True)
+        sys.exit(EXIT_ERROR)

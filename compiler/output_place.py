@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_SPARE_BYTES = 16 << 20  # graph, tokenizer, manifest
+_SPARE_BYTES = 4 << 20  # graph, tokenizer, manifest
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.ENAMETOOLONG)
 _REFUSED += (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
