@@ -199,13 +199,12 @@ class _View:
         """Return what to look at, in execution order."""
         a, b = self.graphs
         if a is not None and b is not None:
-            points_a, points_b = points_of(a), points_of(b)
-            pairs = paired(points_a, points_b)
-            missing = len(points_a) - len(pairs)
-            if missing:
+            pairs = paired(a, b)
+            alone = len(points_of(a)) - len(pairs)
+            if alone > 0:
                 self.notes.append(
-                    f"{missing} of {len(points_a)} operators of the first graph have no twin of "
-                    "the same name and width in the second and are not compared"
+                    f"{alone} operators of the first graph have no twin of the same name and "
+                    "width in the second and are not compared"
                 )
             return pairs
         self.notes.append(
@@ -252,8 +251,7 @@ class _View:
         a, b = self.graphs
         if a is None or b is None:
             return None
-        pairs = paired(points_of(a, fused=False), points_of(b, fused=False))
-        pairs = [pair for pair in pairs if pair[0].node in between]
+        pairs = [pair for pair in paired(a, b, fused=False) if pair[0].node in between]
         if len(pairs) < 2:
             return None
         try:

@@ -124,7 +124,8 @@ def run_pass(
                 raise request.error
     finally:
         core.close()
-    result = PassResult(list(watch.agreements.values()), watch.logits, watch.token, watch.steps)
+    seen = [each for each in watch.agreements.values() if each.rows]
+    result = PassResult(seen, watch.logits, watch.token, watch.steps)
     result.tokens = watch.tokens
     return result
 
@@ -176,6 +177,8 @@ class _Watch:
         values = [self._values(index, batch) for index in (0, 1)]
         for a, b in zip(self.taps[0].points, self.taps[1].points):
             where = late if a.of_logits else places
+            if any(point.node not in found for found, point in zip(values, (a, b))):
+                continue
             left, right = (
                 flat_rows(found[point.node], len(where)) for found, point in zip(values, (a, b))
             )
@@ -195,8 +198,7 @@ class _Watch:
         if side.shows_graph or not tap.points:
             return tap.values
         slots = batch.view("slot_mapping")
-        points = {point.node: point for point in tap.points}
-        return self.backends[index].written_rows(points, slots)
+        return self.backends[index].written_rows(tap.points, slots)
 
     def _compare_logits(self, first: StepOutput, second: StepOutput, late: list[Where]) -> None:
         rows = np.arange(len(late), dtype=np.intp)

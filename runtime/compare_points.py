@@ -5,14 +5,14 @@ width. `instrumented` returns a copy of the graph whose NetOutput has the points
 the nodes themselves are shared with the original and nothing is changed.
 
 Two graphs of one model (plain, gears, rows, another dtype) share the names of their operators, so
-points are paired by name.
+points are paired by name; an operator and its body of base operators count as one.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from .om_file.ge_graph import CONST_TYPES, DATA_TYPES, Graph, Node, TensorDesc
@@ -34,6 +34,8 @@ _SILENT = frozenset(
         "TransposeD",
     }
 )
+# Through these a row of a cache stays one: [slots, ...], of which only a few belong to the step.
+_MOVES = frozenset({"ConcatD", "GatherV2", "SelectV2", "UnsqueezeV3"}) | _SILENT
 _LAYER = re.compile(r"(?:^|[/.])layers\.(\d+)(?=[/.]|$)")
 _ROWS_SOURCE = "logits_rows"
 
@@ -75,37 +77,76 @@ def points_of(graph: Graph, fused: bool = True) -> list[Point]:
     fused: leave out the projection in front of a SwiGlu, which executors compute in one go with
     it; looking at it would make them run another program than the one that serves.
     """
-    layers = _layers(graph)
-    late = _reached_from(graph, _ROWS_SOURCE)
-    points = []
-    for node in graph.nodes:
-        if node.type in _SILENT | DATA_TYPES | CONST_TYPES | {"NetOutput"} or not node.output_descs:
-            continue
-        desc = node.output_descs[0]
-        if not _has_rows(desc) or (fused and _is_fused(graph, node)):
-            continue
-        points.append(
-            Point(
-                node.name,
-                node.type,
-                layers[node.name],
-                f"{node.name}:0",
-                math.prod(desc.shape[1:]),
-                desc.dtype,
-                node.name in late,
-            )
-        )
-    return points
-
-
-def paired(first: Sequence[Point], second: Sequence[Point]) -> list[tuple[Point, Point]]:
-    """Return the points that both graphs have, by name and width, in the first's order."""
-    others = {point.node: point for point in second}
+    skip = _SILENT | DATA_TYPES | CONST_TYPES | {"NetOutput"}
+    make = _PointMaker(graph)
     return [
-        (point, others[point.node])
-        for point in first
-        if point.node in others and others[point.node].width == point.width
+        make(node)
+        for node in graph.nodes
+        if node.type not in skip and make.can(node) and not (fused and _is_fused(graph, node))
     ]
+
+
+def paired(first: Graph, second: Graph, fused: bool = True) -> list[tuple[Point, Point]]:
+    """Return the points that both graphs have, in the first's order; the widths are equal.
+
+    Case 1: an operator of the same name. Case 2: an operator of one graph is a body of base
+    operators in the other, whose names start with its name and a slash: the body's last one.
+    """
+    sides = (points_of(first, fused), points_of(second, fused))
+    known = [{point.node: point for point in points} for points in sides]
+    makers = (_PointMaker(first), _PointMaker(second))
+    pairs = []
+    for point in sides[0]:
+        twin = known[1].get(point.node) or makers[1].body(point.node)
+        pairs.append((point, twin))
+    order = {node.name: place for place, node in enumerate(first.nodes)}
+    for point in sides[1]:
+        if point.node not in known[0] and (twin := makers[0].body(point.node)) is not None:
+            pairs.append((twin, point))
+    seen = [(a, b) for a, b in pairs if b is not None and a.width == b.width]
+    # A body's last operator may be a point by itself: it is paired once, with the whole operator.
+    twice: dict[str, tuple[Point, Point]] = {}
+    for pair in seen:
+        twice[pair[0].node] = pair
+    return sorted(twice.values(), key=lambda pair: order[pair[0].node])
+
+
+class _PointMaker:
+    """Makes points of a graph's nodes; layers and rows are worked out once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._layers = _layers(graph)
+        self._late = _reached_from(graph, _ROWS_SOURCE)
+        self._caches = _of_caches(graph)
+        self._last: dict[str, Node] = {}  # name of a possible body -> its last node
+        for node in graph.nodes:
+            if self.can(node):
+                parts = node.name.split("/")
+                for end in range(2, len(parts)):
+                    self._last["/".join(parts[:end])] = node
+
+    def can(self, node: Node) -> bool:
+        """Whether output 0 of a node has a row a token or a row of logits."""
+        shown = bool(node.output_descs) and _has_rows(node.output_descs[0])
+        return shown and node.name not in self._caches
+
+    def __call__(self, node: Node) -> Point:
+        """Return the point of a node that can be one."""
+        desc = node.output_descs[0]
+        return Point(
+            node.name,
+            node.type,
+            self._layers[node.name],
+            f"{node.name}:0",
+            math.prod(desc.shape[1:]),
+            desc.dtype,
+            node.name in self._late,
+        )
+
+    def body(self, name: str) -> Point | None:
+        """Return the result of the body of base operators that stands for an operator, or None."""
+        node = self._last.get(name)
+        return None if node is None else self(node)
 
 
 def instrumented(graph: Graph, points: Iterable[Point]) -> Graph:
@@ -151,24 +192,22 @@ def constants_of(graph: Graph, name: str) -> list[str]:
 
 
 def cache_points(graph: Graph) -> dict[str, Point]:
-    """Return for each cache source (key_cache.0, ...) the rows that are written into it.
+    """Return for key_cache.0, value_cache.0, ... the rows that each layer writes.
 
     A cache holds no more than these rows, so they can be compared with pages read from a device
-    whose graph cannot be changed.
+    whose graph cannot be changed. A graph whose runtime copies the rows has none.
     """
-    kinds = {node.name: node for node in graph.nodes}
     layers = _layers(graph)
     found = {}
-    for node in graph.nodes:
-        if node.type != "ScatterPaKvCache":
-            continue
-        for rows, cache in ((0, 1), (3, 4)):
-            name = node.inputs[cache].rpartition(":")[0]
+    for number, node in enumerate(n for n in graph.nodes if n.type == "ScatterPaKvCache"):
+        layer = layers[node.name] if 0 <= layers[node.name] < BEHIND else number
+        for kind, rows in (("key", 0), ("value", 3)):
             desc = graph.input_desc(node.inputs[rows])
-            if kinds[name].type in DATA_TYPES and _has_rows(desc):
-                width = math.prod(desc.shape[1:])
-                edge, layer = node.inputs[rows], layers[node.name]
-                found[name] = Point(name, node.type, layer, edge, width, desc.dtype, False)
+            if _has_rows(desc):
+                name, width = f"{kind}_cache.{layer}", math.prod(desc.shape[1:])
+                found[name] = Point(
+                    name, node.type, layer, node.inputs[rows], width, desc.dtype, False
+                )
     return found
 
 
@@ -206,3 +245,17 @@ def _reached_from(graph: Graph, source: str) -> set[str]:
         if any(edge is not None and edge.producer in reached for edge in node.edges()):
             reached.add(node.name)
     return reached
+
+
+def _of_caches(graph: Graph) -> set[str]:
+    """Names of the nodes that hold rows of whole caches: floating inputs and what moves them."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        if node.type in DATA_TYPES:
+            if node.output_descs[0].dtype in FLOATS:
+                found.add(node.name)
+        elif node.type in _MOVES and any(
+            edge is not None and edge.producer in found for edge in node.edges()
+        ):
+            found.add(node.name)
+    return found

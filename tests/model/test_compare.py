@@ -137,9 +137,33 @@ def test_artefacts_that_are_no_twins(compile_to: Compile, toy_model: Any, plain:
         compare(Side(plain), Side(other))
 
 
-def test_a_device_shows_its_pages_and_logits(plain: Artifact, tmp_path: Path) -> None:
+FORMS = {
+    "plain": {},
+    "gears": {"gears": "16,4;64,5"},
+    "rows": {"cache_write": "rows"},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_forms_of_a_model_agree(
+    compile_to: Compile, toy_model: Any, plain: Artifact, form: str
+) -> None:
+    other = Artifact.open(compile_to(toy_model.folder, page_size=32, **FORMS[form]))
+    found = compare(Side(plain), Side(other, "openvino"), CompareOptions(max_tokens=3))
+    assert found.agrees
+    assert found.notes == []
+    layers = [each.point.place for each in found.agreements]
+    assert layers.count("layer 0") == layers.count("layer 1") == 13
+    assert found.logits.rows == 4 * 3
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_device_shows_its_pages_and_logits(
+    compile_to: Compile, toy_model: Any, plain: Artifact, form: str
+) -> None:
     """With the host device in the place of CANN: layer by layer through the pages."""
-    npu = Side(plain, "npu", acl=HostAcl(AclOptions(executor="oracle")))
+    other = Artifact.open(compile_to(toy_model.folder, page_size=32, **FORMS[form]))
+    npu = Side(other, "npu", acl=HostAcl(AclOptions(executor="oracle")))
     found = compare(Side(plain, "openvino"), npu, CompareOptions(max_tokens=2))
     assert found.agrees
     assert [each.point.node for each in found.agreements] == [
@@ -148,6 +172,9 @@ def test_a_device_shows_its_pages_and_logits(plain: Artifact, tmp_path: Path) ->
         "key_cache.1",
         "value_cache.1",
     ]
+
+
+def test_a_fault_on_a_device_is_found_to_a_layer(plain: Artifact, tmp_path: Path) -> None:
     wrong = with_wrong_weight(plain, "model.layers.0.mlp.down_proj.weight", tmp_path / "wrong")
     npu = Side(wrong, "npu", acl=HostAcl(AclOptions(executor="oracle")))
     found = compare(Side(plain), npu, CompareOptions(max_tokens=2))

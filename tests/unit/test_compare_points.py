@@ -76,12 +76,45 @@ def test_the_instrumented_graph_is_a_copy_with_more_outputs():
 
 
 def test_pairs_need_name_and_width():
-    points = points_of(layered())
     other = layered()
     other.node("/rows").output_descs = [TensorDesc("float32", (-1, 9))]
     other.nodes = [node for node in other.nodes if node.name != "/embed"]
-    names = [a.node for a, _ in paired(points, points_of(other))]
+    names = [a.node for a, _ in paired(layered(), other)]
     assert names == ["/layers.0/norm", "/layers.0/act", "/layers.1/add", "/head"]
+
+
+def test_an_operator_and_its_body_are_one_pair():
+    """Also when the body ends with an operator that is no point by itself."""
+    other = layered()
+    at = other.nodes.index(other.node("/layers.0/norm"))
+    names = ["/layers.0/norm/Mul", "/layers.0/norm/Add", "/layers.0/norm/View"]
+    kinds = ["Mul", "Add", "Reshape"]
+    body = [Node(n, k, ["/embed:0"], {}, [ROWS], [ROWS]) for n, k in zip(names, kinds)]
+    other.nodes[at : at + 1] = body
+    for first, second, wanted in (
+        (layered(), other, ("/layers.0/norm", "/layers.0/norm/View")),
+        (other, layered(), ("/layers.0/norm/View", "/layers.0/norm")),
+    ):
+        pairs = paired(first, second)
+        assert len(pairs) == len(points_of(layered()))
+        assert (pairs[1][0].node, pairs[1][1].node) == wanted
+
+
+def test_rows_of_whole_caches_are_no_points():
+    graph = layered()
+    cache = TensorDesc("float32", (-1, 4, 2, 4))
+    graph.nodes.insert(2, Node("pool", "Data", [], {"index": 2}, [cache], [cache]))
+    at = graph.nodes.index(graph.node("/rows"))
+    moved = [
+        Node("/step/pool_rows", "Reshape", ["pool:0", "w:0"], {}, [cache], [ROWS]),
+        Node("/layers.1/past", "GatherV2", ["/step/pool_rows:0"], {}, [ROWS], [ROWS]),
+        Node("/layers.1/keys", "ConcatD", ["/layers.1/past:0"], {}, [ROWS], [ROWS]),
+        Node("/layers.1/mixed", "BatchMatMulV2", ["/layers.1/keys:0"], {}, [ROWS], [ROWS]),
+    ]
+    graph.nodes[at:at] = moved
+    names = {point.node for point in points_of(graph)}
+    assert "/layers.1/mixed" in names
+    assert not names & {"/step/pool_rows", "/layers.1/past", "/layers.1/keys"}
 
 
 def test_suspects_lie_between_a_point_and_the_sound_ones():

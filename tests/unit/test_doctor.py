@@ -102,7 +102,7 @@ def test_a_home_that_is_gone_and_one_without_a_version(machine):
      "driver/lib64"),
     ('raise ImportError("libgomp.so.1: cannot allocate memory in static TLS block")',
      "LD_PRELOAD"),
-    ('raise ImportError("libhost_cpu.so: undefined symbol: _ZN3fooEv")', "wo CANN versions are mixed"),
+    ('raise ImportError("libhost_cpu.so: undefined symbol: _ZN3fooEv")', "CANN versions are mixed"),
     ("def init(*a): return 100039", "devlib"),
     ("def init(*a): return 148049", "opp folder is readable"),
     ("rt.set_device = lambda i: 507033", "EL0004"),
