@@ -19,8 +19,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from .. import __version__
+from ..runtime.cann_version import read_version
 from .atc_environment import PLUGIN_VARIABLE
-from .cann_install import read_version
 from .plugin_sources import (
     LIBRARY,
     VENDOR,
