@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -297,3 +298,5 @@ def main() -> None:
     except OSError as error:  # --help on a full disk
         click.echo(f"Error: {_describe(error)}", err=True)
         sys.exit(EXIT_ERROR)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the interpreter's end is not interrupted

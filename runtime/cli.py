@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -112,6 +113,8 @@ def report_error(error: Exception, debug: bool) -> int:
     if isinstance(error, OSError) and error.strerror and not ours:
         place = f"{error.filename}: " if error.filename else ""
         text, code = f"{place}{error.strerror}", FAILED
+    elif isinstance(error, MemoryError):
+        text, code = f"not enough memory: {error}", FAILED
     elif ours or isinstance(error, (ValueError, OSError)):
         text, code = str(error), FAILED
     else:
@@ -159,7 +162,10 @@ def run_om() -> None:
 
 def main() -> None:
     """Entry point of the `run-om` script."""
-    run_om()
+    try:
+        run_om()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the interpreter's end is not interrupted
 
 
 if __name__ == "__main__":

@@ -91,7 +91,11 @@ class Engine:
             target=self._main, args=(backend,), name="pagedom-engine", daemon=True
         )
         self._thread.start()
-        self._ready.wait()
+        try:
+            self._ready.wait()
+        except BaseException:  # Ctrl-C: a library that is loading a model must not lose its thread
+            self.close()
+            raise
         if self._broken is not None:
             self._thread.join()
             raise self._broken
@@ -323,6 +327,8 @@ def _as_ids(prompt: Sequence[int]) -> Tokens:
     ids = np.asarray(prompt)
     if ids.size == 0:
         return np.empty(0, np.int32)
+    if ids.ndim == 1 and ids.dtype.kind == "O" and all(type(token) is int for token in prompt):
+        ids = np.clip(ids, -1, np.iinfo(np.int32).max).astype(np.int64)  # ids beyond 64 bits
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise RequestError(
             f"a prompt is a text or a flat list of token ids, got {type(prompt).__name__} of shape "
