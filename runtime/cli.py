@@ -164,8 +164,13 @@ def main() -> None:
     """Entry point of the `run-om` script."""
     try:
         run_om()
-    finally:
+    except SystemExit as end:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the interpreter's end is not interrupted
+        if end.code == INTERRUPTED:
+            # A library may still be loading on the engine's thread: it must not see Python end.
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)
+        raise
 
 
 if __name__ == "__main__":
