@@ -18,41 +18,26 @@ import onnx_ir as ir
 from ..runtime.dtypes import dtype
 from ..runtime.om_file.ge_graph import Graph, Node, TensorDesc
 from .ge_build import GeBuild, WeightParts
+from .ge_errors import GeImportError
+from .ge_import_cache import (
+    DEFAULT_OPTIONS,
+    FIA_INPUTS,
+    GeOptions,
+    causal_mask,
+    kv_update,
+    paged_attention,
+)
 from .ge_import_ops import BASE_HANDLERS
 from .ge_import_ops import attribute as _attr
 
-MASK_NAME = "causal_mask"
-MASK_SIZE = 2048  # the compressed mask of sparse modes 2, 3, 4 (aclnnFusedInferAttentionScoreV4)
-CAUSAL, BAND = 3, 4
-EVERYTHING = 2147483647  # default of pre_tokens and next_tokens
-FIA_INPUTS = (
-    "query",
-    "key",
-    "value",
-    "pse_shift",
-    "atten_mask",
-    "actual_seq_lengths",
-    "actual_seq_lengths_kv",
-    "dequant_scale1",
-    "quant_scale1",
-    "dequant_scale2",
-    "quant_scale2",
-    "quant_offset2",
-    "antiquant_scale",
-    "antiquant_offset",
-    "block_table",
-)
-
-
-class GeImportError(Exception):
-    """An ONNX node for which there is no GE form."""
+__all__ = ["FIA_INPUTS", "GeImportError", "GeOptions", "Importer", "causal_mask", "import_onnx"]
 
 
 class Importer:
     """Builds one graph; `edges` maps an ONNX value name to the GE edge that carries it."""
 
-    def __init__(self, model: ir.Model, name: str) -> None:
-        self.model = model
+    def __init__(self, model: ir.Model, name: str, options: GeOptions = DEFAULT_OPTIONS) -> None:
+        self.model, self.options = model, options
         self.build = GeBuild(Graph(name))
         self.edges: dict[str, str] = {}
 
@@ -136,28 +121,24 @@ class Importer:
         made = self.build.operator(
             _name(node), kind, inputs, [("y", self.desc(node.outputs[0]))], **attrs
         )
-        self._carry(node, made)
+        self.carry(node, made)
         return made
 
-    def _carry(self, node: ir.Node, made: Node) -> None:
+    def carry(self, node: ir.Node, made: Node) -> None:
+        """Let the results of a GE node stand for those of an ONNX node."""
         for index, output in enumerate(node.outputs):
             assert output.name is not None
             self.edges[output.name] = f"{made.name}:{index}"
 
 
-def import_onnx(model: ir.Model, name: str) -> GeBuild:
+def import_onnx(model: ir.Model, name: str, options: GeOptions = DEFAULT_OPTIONS) -> GeBuild:
     """Translate an exported model; raises GeImportError naming a node that has no GE form."""
-    return Importer(model, name).run()
+    return Importer(model, name, options).run()
 
 
 def is_transposed(value: ir.Value) -> bool:
     """Whether an initializer is [in,out] where the checkpoint stores [out,in]."""
     return value.metadata_props.get("pagedom.transposed") in ("true", "1", "True")
-
-
-def causal_mask() -> np.ndarray:
-    """bool [2048,2048], true above the diagonal: 1 = masked."""
-    return np.triu(np.ones((MASK_SIZE, MASK_SIZE), np.bool_), 1)
 
 
 def _name(node: ir.Node) -> str:
@@ -222,7 +203,7 @@ def _rms_norm(importer: Importer, node: ir.Node) -> None:
         [("y", desc), ("rstd", TensorDesc("float32", (*desc.shape[:-1], 1)))],
         epsilon=float(_attr(node, "epsilon")),
     )
-    importer._carry(node, made)
+    importer.carry(node, made)
 
 
 def _angles(importer: Importer, value: ir.Value | None, wanted: str) -> str:
@@ -278,71 +259,6 @@ def _swiglu(importer: Importer, node: ir.Node) -> None:
     importer.operator(node, "SwiGlu", [("x", f"{concat.name}:0")], dim=-1)
 
 
-def _kv_update(importer: Importer, node: ir.Node) -> None:
-    names = ("key", "key_cache", "slot_mapping", "value", "value_cache")
-    edges = [importer.edge(value) for value in node.inputs]
-    outputs = [importer.desc(value) for value in node.outputs]
-    made = importer.build.operator(
-        _name(node),
-        "ScatterPaKvCache",
-        zip(names, edges),
-        zip(("key_cache", "value_cache"), outputs),
-        cache_mode="Norm",
-    )
-    importer._carry(node, made)
-
-
-def _paged_attention(importer: Importer, node: ir.Node) -> None:
-    if float(_attr(node, "softcap", 0.0)) != 0.0:
-        raise GeImportError(
-            f"node {node.name} has softcap {_attr(node, 'softcap')}; FusedInferAttentionScore has "
-            "no such attribute (op doc); only `--emit onnx` can carry it"
-        )
-    query, key_cache, value_cache, table, ends, lens = (importer.edge(v) for v in node.inputs)
-    desc = importer.build.desc(key_cache)
-    pages, page_size, kv_heads, dim = desc.shape
-    views = []
-    shape = importer.build.constant(
-        "cache.shape", np.array([-1, page_size, kv_heads * dim], np.int64)
-    )
-    for which, cache in (("key", key_cache), ("value", value_cache)):
-        view = importer.build.operator(
-            f"{_name(node)}/{which}_pages",
-            "Reshape",
-            [("x", cache), ("shape", shape)],
-            [("y", TensorDesc(desc.dtype, (pages, page_size, kv_heads * dim)))],
-        )
-        views.append(f"{view.name}:0")
-    mask = importer.build.constant(MASK_NAME, causal_mask())
-    given = {
-        "query": query,
-        "key": views[0],
-        "value": views[1],
-        "atten_mask": mask,
-        "actual_seq_lengths": ends,
-        "actual_seq_lengths_kv": lens,
-        "block_table": table,
-    }
-    window = int(_attr(node, "window", -1))
-    out = importer.desc(node.outputs[0])
-    made = importer.build.operator(
-        _name(node),
-        "FusedInferAttentionScore",
-        [(name, given.get(name, "")) for name in FIA_INPUTS],
-        [("attention_out", out), ("softmax_lse", TensorDesc("float32", (*out.shape[:2], 1)))],
-        num_heads=int(out.shape[1]),
-        num_key_value_heads=int(kv_heads),
-        scale=float(_attr(node, "scale")),
-        input_layout="TND",
-        sparse_mode=BAND if window > 0 else CAUSAL,
-        pre_tokens=window - 1 if window > 0 else EVERYTHING,
-        next_tokens=0 if window > 0 else EVERYTHING,
-        block_size=int(page_size),
-        inner_precise=0,
-    )
-    importer._carry(node, made)
-
-
 HANDLERS: Mapping[tuple[str, str], Callable[[Importer, ir.Node], None]] = MappingProxyType(
     {
         **{("", kind): handler for kind, handler in BASE_HANDLERS.items()},
@@ -353,7 +269,7 @@ HANDLERS: Mapping[tuple[str, str], Callable[[Importer, ir.Node], None]] = Mappin
         ("pagedom", "RmsNorm"): _rms_norm,
         ("pagedom", "Rotary"): _rotary,
         ("pagedom", "SwiGlu"): _swiglu,
-        ("pagedom", "KVUpdate"): _kv_update,
-        ("pagedom", "PagedAttention"): _paged_attention,
+        ("pagedom", "KVUpdate"): kv_update,
+        ("pagedom", "PagedAttention"): paged_attention,
     }
 )

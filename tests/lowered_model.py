@@ -8,7 +8,7 @@ artefacts get their new rows copied into the pool, token by token.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,8 +17,12 @@ import onnx_ir as ir
 from dense_llama import dense_logits
 
 from pagedom.compiler.export import ExportOptions, export_onnx
+from pagedom.compiler.ge_import import GeOptions, import_onnx
+from pagedom.compiler.ge_import_cache import SCATTER_PA
 from pagedom.compiler.host import HostGraph, lower_for_host, write_host_om
 from pagedom.compiler.host_forms import HostForm
+from pagedom.compiler.lower.infra import run_passes
+from pagedom.compiler.lower.onnx_infra import OnnxPass, run_onnx_passes
 from pagedom.models.config import ModelConfig
 from pagedom.models.expected import expected_tensors
 from pagedom.models.rope import RopeConfig
@@ -58,6 +62,8 @@ CONFIGS = {
 }
 TABLE_WIDTH, SEQUENCES = 3, 3
 NUM_PAGES = 1 + TABLE_WIDTH * SEQUENCES
+# Padding in each: 200 tokens are more than a row of the table holds at page sizes 16 and 32.
+GEARS = ((4, 4), (24, 3), (40, 4), (200, 4))
 # (sequence, new tokens) of each step: prefill, decode, a prompt beside decodes, a pause, a chunk.
 TRACE = [
     [("a", 20), ("b", 7)],
@@ -88,11 +94,12 @@ class Lowered:
     """A compiled model with all that is needed to run and to judge it."""
 
     config: ModelConfig
-    form: HostForm
     page_size: int
     weights: Weights
     graph: HostGraph
     path: Path
+    gears: Sequence[tuple[int, int]] = ()
+    padding_slot: int = -1
 
 
 @lru_cache
@@ -113,7 +120,25 @@ def lower(
     weights = Weights(config)
     path = folder / "model.om"
     write_host_om(path, graph, weights, "test")
-    return Lowered(config, form, page_size, weights, graph, path)
+    return Lowered(config, page_size, weights, graph, path, form.gears)
+
+
+def lower_by(
+    passes: Sequence[OnnxPass],
+    config: ModelConfig,
+    page_size: int,
+    path: Path,
+    cache_writer: str = SCATTER_PA,
+) -> Lowered:
+    """Lower with passes of a chip; with ScatterNdUpdate padding goes into the null page."""
+    model = exported(config, page_size)
+    run_onnx_passes(model, passes)
+    build = import_onnx(model, "tiny", GeOptions(cache_writer))
+    graph = HostGraph(build, run_passes(build, []), {}, {})
+    weights = Weights(config)
+    write_host_om(path, graph, weights, "test")
+    slot = -1 if cache_writer == SCATTER_PA else 0
+    return Lowered(config, page_size, weights, graph, path, GEARS, slot)
 
 
 class Run:
@@ -141,16 +166,16 @@ class Run:
     def steps(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (found, wanted) logits of the real sequences, step by step."""
         for step in TRACE:
-            found = self.step(step)
-            wanted = [
-                dense_logits(
-                    self.lowered.config,
-                    self.lowered.weights.tensors,
-                    self.ids[name][: self.lengths[name]],
-                )[-1]
-                for name, _ in step
-            ]
-            yield found, np.array(wanted)
+            yield self.step(step), self.wanted(step)
+
+    def wanted(self, step: list[tuple[str, int]]) -> np.ndarray:
+        """Return the dense model's logits for the sequences of a step that was just run."""
+        weights = self.lowered.weights.tensors
+        rows = [
+            dense_logits(self.lowered.config, weights, self.ids[name][: self.lengths[name]])[-1]
+            for name, _ in step
+        ]
+        return np.array(rows)
 
     def step(self, step: list[tuple[str, int]]) -> np.ndarray:
         """Run one step; returns its logits [sequences, V]."""
@@ -200,7 +225,7 @@ class Run:
             visible = min(dummy, TABLE_WIDTH * size)
             ids += [0] * dummy
             positions += [place % visible for place in range(dummy)]
-            slots += [-1] * dummy
+            slots += [self.lowered.padding_slot] * dummy
             table += [np.zeros(TABLE_WIDTH, int)] * spare
             kv_lens += ([visible] + [0] * (spare - 1))[:spare]
             ends += [tokens] * spare
@@ -220,7 +245,7 @@ class Run:
     def _gear(self, tokens: int, seqs: int) -> list[tuple[int, int]]:
         fitting = [
             gear
-            for gear in self.lowered.form.gears
+            for gear in self.lowered.gears
             if (tokens == gear[0] and seqs <= gear[1]) or (tokens < gear[0] and seqs < gear[1])
         ]
         return sorted(fitting)[:1]

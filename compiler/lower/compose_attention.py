@@ -29,14 +29,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .infra import PassError, PassResult, Skip
-from .layers import KEY, QUERY, VALUE, CacheLayer, find_layers, geometry
+from .attend_rows import HeadSizes, attend, num_heads
+from .infra import PassResult, Skip
+from .layers import KEY, VALUE, CacheLayer, find_layers, geometry
 from .onnx_infra import int_input, make_node
-from .onnx_tape import FLOAT, Tape
+from .onnx_tape import Tape
 from .step_tables import StepInputs, StepTables
 
 ROWS_POOL, NEW_ROWS = "kv_rows_pool", "new_rows"
-_MASKED = -1e30  # of a score; its weight is exactly 0
 
 
 class ComposeAttention:
@@ -66,23 +66,16 @@ class _Composer:
 
     def __init__(self, graph: ir.Graph, layers: list[CacheLayer], table_width: int) -> None:
         self.graph, self.layers, self.sizes = graph, layers, geometry(layers)
-        self.heads = _heads(layers[0])
-        self.group = self.heads // self.sizes.kv_heads
+        sizes = self.sizes
+        self.heads = HeadSizes(
+            num_heads(layers[0].attention), sizes.kv_heads, sizes.dim, sizes.dtype
+        )
         first = Tape(graph, layers[0].update, "/step")
-        self.pool = self._swap_inputs(table_width)
-        inputs = {str(value.name): value for value in graph.inputs}
-        step = StepInputs(
-            inputs["positions"],
-            inputs["block_table"],
-            inputs["cu_seqlens"],
-            inputs["kv_lens"],
-            table_width,
-        )
-        self.tables = StepTables(first, step, self.sizes, self.group)
-        self.rows = first.reshape(
-            "pool_rows", self.pool, (-1, self.sizes.row), [None, self.sizes.row]
-        )
-        self.index = self.tables.row_index()
+        pool = self._swap_inputs(table_width)
+        step = StepInputs.of(graph, table_width, sizes.page_size)
+        self.tables = StepTables(first, step, self.heads.group, new_columns=True)
+        self.rows = first.reshape("pool_rows", pool, (-1, sizes.row), [None, sizes.row])
+        self.index = self.tables.row_index(step.block_table, 2 * sizes.layers)
         for layer in layers:  # masks of all windows in front of the first layer
             self.tables.seen(layer.window)
             self.tables.used(layer.window)
@@ -93,7 +86,9 @@ class _Composer:
             tape = Tape(self.graph, layer.update, layer.attention.name or "/attention")
             key, value = (self._flat(tape, layer, at) for at in (KEY, VALUE))
             new += [key, value]
-            out = self._attend(tape, layer, key, value)
+            rows = self._rows(tape, layer, key, value)
+            seen = self.tables.seen(layer.window)
+            out = attend(tape, self.heads, layer.attention, rows, seen)
             old = layer.attention.outputs[0]
             ir.convenience.replace_all_uses_with(old, out)
             self.graph.remove([layer.attention, layer.update], safe=True)
@@ -115,8 +110,6 @@ class _Composer:
         shape = ("P", sizes.page_size, 2 * sizes.layers * sizes.row)
         pool = int_input(ROWS_POOL, shape, sizes.dtype)
         self.graph.inputs.insert(self.graph.inputs.index(self.layers[0].key_cache), pool)
-        table = next(value for value in self.graph.inputs if value.name == "block_table")
-        table.shape = ir.Shape(["B", table_width])
         return pool
 
     def _flat(self, tape: Tape, layer: CacheLayer, place: int) -> ir.Value:
@@ -132,77 +125,13 @@ class _Composer:
         row = self.sizes.row
         return tape.op("Gather", f"past_{what}", [self.rows, index], [None, row], axis=0)
 
-    def _keys(self, tape: Tape, layer: CacheLayer, new: ir.Value) -> ir.Value:
-        """[K,D,C]."""
-        kv_heads, dim, row = self.sizes.kv_heads, self.sizes.dim, self.sizes.row
-        past = self._gather(tape, layer, "key", 0)
-        both = tape.op("Concat", "keys", [past, new], [None, row], axis=0)
-        heads = tape.reshape("key_heads", both, (-1, kv_heads, dim), [None, kv_heads, dim])
-        shape = [kv_heads, dim, None]
-        return tape.op("Transpose", "keys_by_head", [heads], shape, perm=[1, 2, 0])
-
-    def _values(self, tape: Tape, layer: CacheLayer, new: ir.Value) -> ir.Value:
-        """[K,C,D], zero where no row looks."""
-        kv_heads, dim, row = self.sizes.kv_heads, self.sizes.dim, self.sizes.row
-        past = self._gather(tape, layer, "value", 1)
-        triple = [self.tables.used(layer.window), past, tape.scalar(0.0, self.sizes.dtype)]
-        clean = tape.op("Where", "clean_value", triple, [None, row], self.sizes.dtype)
-        both = tape.op("Concat", "values", [clean, new], [None, row], axis=0)
-        heads = tape.reshape("value_heads", both, (-1, kv_heads, dim), [None, kv_heads, dim])
-        shape = [kv_heads, None, dim]
-        return tape.op("Transpose", "values_by_head", [heads], shape, perm=[1, 0, 2])
-
-    def _queries(self, tape: Tape, layer: CacheLayer) -> ir.Value:
-        """[K,G*T,D], scaled: a 16-bit product of unscaled vectors could overflow."""
-        sizes, group, attention = self.sizes, self.group, layer.attention
-        query = attention.inputs[QUERY]
-        assert query is not None
-        scale = tape.scalar(attention.attributes["scale"].as_float(), sizes.dtype)
-        scaled = tape.op("Mul", "query_scaled", [query, scale], ["T", self.heads, sizes.dim])
-        split = (-1, sizes.kv_heads, group, sizes.dim)
-        shape: list[int | str | None] = ["T", sizes.kv_heads, group, sizes.dim]
-        grouped = tape.reshape("query_groups", scaled, split, shape)
-        shape = [sizes.kv_heads, group, "T", sizes.dim]
-        by_head = tape.op("Transpose", "query_by_head", [grouped], shape, perm=[1, 2, 0, 3])
-        target = (sizes.kv_heads, -1, sizes.dim)
-        return tape.reshape("queries", by_head, target, [sizes.kv_heads, None, sizes.dim])
-
-    def _attend(self, tape: Tape, layer: CacheLayer, key: ir.Value, value: ir.Value) -> ir.Value:
-        sizes, dtype = self.sizes, self.sizes.dtype
-        kv_heads, dim = sizes.kv_heads, sizes.dim
-        square: list[int | str | None] = [kv_heads, None, None]
-        queries = self._queries(tape, layer)
-        keys = self._keys(tape, layer, key)
-        scores = tape.cast("scores32", tape.op("MatMul", "scores", [queries, keys], square), FLOAT)
-        scores = _softcap(tape, layer.attention, scores, square)
-        triple = [self.tables.seen(layer.window), scores, tape.scalar(_MASKED, FLOAT)]
-        masked = tape.op("Where", "masked", triple, square, FLOAT)
-        weights = tape.op("Softmax", "weights", [masked], square, axis=-1)
-        weights = tape.cast("weights_short", weights, dtype)
-        values = self._values(tape, layer, value)
-        mixed = tape.op("MatMul", "mixed", [weights, values], [kv_heads, None, dim])
-        target = (kv_heads, self.group, -1, dim)
-        grouped = tape.reshape("groups", mixed, target, [kv_heads, self.group, "T", dim])
-        shape: list[int | str | None] = ["T", kv_heads, self.group, dim]
-        by_token = tape.op("Transpose", "by_token", [grouped], shape, perm=[2, 0, 1, 3])
-        return tape.reshape("heads", by_token, (-1, self.heads, dim), ["T", self.heads, dim])
-
-
-def _heads(layer: CacheLayer) -> int:
-    query = layer.attention.inputs[QUERY]
-    heads = None if query is None or query.shape is None else query.shape[1]
-    if not isinstance(heads, int):
-        raise PassError(f"the query of {layer.attention.name} has no fixed number of heads")
-    return heads
-
-
-def _softcap(
-    tape: Tape, attention: ir.Node, scores: ir.Value, shape: list[int | str | None]
-) -> ir.Value:
-    attribute = attention.attributes.get("softcap")
-    cap = 0.0 if attribute is None else attribute.as_float()
-    if cap <= 0:
-        return scores
-    limit = tape.scalar(cap, FLOAT)
-    ratio = tape.op("Div", "capped_ratio", [scores, limit], shape)
-    return tape.op("Mul", "capped", [tape.op("Tanh", "tanh", [ratio], shape), limit], shape)
+    def _rows(
+        self, tape: Tape, layer: CacheLayer, key: ir.Value, value: ir.Value
+    ) -> tuple[ir.Value, ir.Value]:
+        """Keys and values of all columns [C,K*D]; past values are zero where no row looks."""
+        row, dtype = self.sizes.row, self.sizes.dtype
+        past_key, past_value = (self._gather(tape, layer, *at) for at in (("key", 0), ("value", 1)))
+        keys = tape.op("Concat", "keys", [past_key, key], [None, row], axis=0)
+        triple = [self.tables.used(layer.window), past_value, tape.scalar(0.0, dtype)]
+        clean = tape.op("Where", "clean_value", triple, [None, row], dtype)
+        return keys, tape.op("Concat", "values", [clean, value], [None, row], axis=0)

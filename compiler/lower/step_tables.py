@@ -1,11 +1,12 @@
 """What composed attention knows of a step, computed once for all layers.
 
-Columns of the scores, C = B*N + T, with N = M*S positions a sequence:
+Columns of the scores, with N = M*S positions a sequence; C = B*N + T, or B*N without new columns:
 
     | positions 0..N-1 of sequence 0 | … of sequence B-1 | this step's T tokens |
-      only those before the step (< past = kv_len - q_len)
+      new columns: those before the step, position < past = kv_len - q_len
+      else: those in the pages after the step's write, position < kv_len
 
-    every column has a sequence and a position; a position that is not in the pages yet belongs to
+    every column has a sequence and a position; a position that is not in the pages belongs to
     sequence -1.  Row i sees column c   <=>   sequence equal, position c <= i, inside the window.
 
 So one rule of three integer comparisons serves past and new tokens, packed sequences, padding and
@@ -20,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .layers import CacheGeometry
 from .onnx_tape import BOOL, INT32, Shape, Tape
 
 _END = 2**31 - 1
+NULL_PAGE = 0  # the page nobody owns (runtime/page_pool.py)
 
 
 @dataclass(frozen=True)
@@ -35,17 +36,33 @@ class StepInputs:
     cu_seqlens: ir.Value
     kv_lens: ir.Value
     table_width: int
+    page_size: int
+
+    @classmethod
+    def of(cls, graph: ir.Graph, table_width: int, page_size: int) -> StepInputs:
+        """Take the inputs of a graph, and fix the width of its block table."""
+        inputs = {str(value.name): value for value in graph.inputs}
+        inputs["block_table"].shape = ir.Shape(["B", table_width])
+        return cls(
+            inputs["positions"],
+            inputs["block_table"],
+            inputs["cu_seqlens"],
+            inputs["kv_lens"],
+            table_width,
+            page_size,
+        )
 
 
 class StepTables:
     """Makes the tables at their first use; `group` G = query heads of a key/value head."""
 
-    def __init__(self, tape: Tape, inputs: StepInputs, sizes: CacheGeometry, group: int) -> None:
-        self.tape, self.inputs, self.sizes, self.group = tape, inputs, sizes, group
-        self.width = inputs.table_width * sizes.page_size  # N
+    def __init__(self, tape: Tape, inputs: StepInputs, group: int, *, new_columns: bool) -> None:
+        self.tape, self.inputs, self.group = tape, inputs, group
+        self.new_columns = new_columns
+        self.width = inputs.table_width * inputs.page_size  # N
         self._seen: dict[int, ir.Value] = {}
         self._used: dict[int, ir.Value] = {}
-        self._row_index: ir.Value | None = None
+        self._row_index: dict[str, ir.Value] = {}
         self._sequences()
         self._columns()
 
@@ -81,22 +98,24 @@ class StepTables:
             self._used[window] = tape.reshape(f"used_rows.{window}", used, (-1, 1), [None, 1])
         return self._used[window]
 
-    def row_index(self) -> ir.Value:
-        """int32 [B*N]: row of every position in the pool seen as [P*S*2L, K*D], for layer 0's K.
+    def row_index(self, table: ir.Value, stride: int, tape: Tape | None = None) -> ir.Value:
+        """int32 [B*N]: row of every position of a table's pages, `stride` rows a token.
 
-        Layer l adds 2l for K and 2l+1 for V.
+        In the pool of rows seen as [P*S*2L, K*D] the stride is 2L, and layer l adds 2l for K and
+        2l+1 for V; in a cache seen as [P*S, K*D] it is 1.
         """
-        if self._row_index is None:
-            tape, width = self.tape, self.inputs.table_width
-            stride, page_size = 2 * self.sizes.layers, self.sizes.page_size
-            table = tape.reshape("pages", self.inputs.block_table, (-1, width, 1), ["B", width, 1])
-            page_rows = tape.int32(page_size * stride)
-            first = tape.op("Mul", "page_rows", [table, page_rows], ["B", width, 1])
+        name = str(table.name)
+        if name not in self._row_index:
+            tape, width = tape or self.tape, self.inputs.table_width
+            page_size = self.inputs.page_size
+            pages = tape.reshape("pages", table, (-1, width, 1), ["B", width, 1])
+            rows = [pages, tape.int32(page_size * stride)]
+            first = tape.op("Mul", "page_rows", rows, ["B", width, 1])
             offsets = (np.arange(page_size, dtype=np.int32) * stride).reshape(1, 1, page_size)
-            within = tape.array("page_offsets", offsets)
+            within = tape.array(f"page_offsets.{page_size}x{stride}", offsets)
             index = tape.op("Add", "token_rows", [first, within], ["B", width, page_size])
-            self._row_index = tape.reshape("row_index", index, (-1,), [None])
-        return self._row_index
+            self._row_index[name] = tape.reshape("row_index", index, (-1,), [None])
+        return self._row_index[name]
 
     def _sequences(self) -> None:
         """Which sequence every token belongs to [T], and the tokens before the step [B,1]."""
@@ -127,8 +146,7 @@ class StepTables:
         line = np.arange(width, dtype=np.int32).reshape(1, width)
         self.position_line = tape.array("position_line", line)
         shape: Shape = ["B", width]
-        pair = [self.position_line, self.past]
-        self.written = tape.op("Less", "written", pair, shape, BOOL)
+        self.written = self._written()
         none = tape.int32(-1)
         triple = [self.written, self.sequence_column, none]
         past_seq = tape.op("Where", "past_sequence", triple, shape, INT32)
@@ -139,7 +157,31 @@ class StepTables:
         self.row_seq = self._rows("row_sequence", self.token_seq)
         self.row_pos = self._rows("row_position", self.inputs.positions)
 
+    def _written(self) -> ir.Value:
+        """bool [B,N]: positions that hold a token.
+
+        The null page holds none: a padding sequence sees nothing there, so its content (anything,
+        on a chip) stays out of the sums that all rows share.
+        """
+        tape = self.tape
+        shape: Shape = ["B", self.width]
+        if self.new_columns:
+            pair = [self.position_line, self.past]
+            return tape.op("Less", "written", pair, shape, BOOL)
+        width, page_size = self.inputs.table_width, self.inputs.page_size
+        limit = tape.reshape("kv_lens_column", self.inputs.kv_lens, (-1, 1), ["B", 1])
+        below = tape.op("Less", "below", [self.position_line, limit], shape, BOOL)
+        by_page: Shape = ["B", width, page_size]
+        paged = tape.reshape("below_pages", below, (-1, width, page_size), by_page)
+        pages = tape.reshape("page_ids", self.inputs.block_table, (-1, width, 1), ["B", width, 1])
+        pair = [pages, tape.int32(NULL_PAGE)]
+        real = tape.op("Greater", "page_is_real", pair, ["B", width, 1], BOOL)
+        written = tape.op("And", "written_pages", [paged, real], by_page)
+        return tape.reshape("written", written, (-1, self.width), shape)
+
     def _join(self, what: str, past: ir.Value, new: ir.Value) -> ir.Value:
+        if not self.new_columns:
+            return self.tape.reshape(f"{what}_line", past, (1, -1), [1, None])
         flat = self.tape.reshape(f"{what}_past", past, (-1,), [None])
         both = self.tape.op("Concat", what, [flat, new], [None], axis=0)
         return self.tape.reshape(f"{what}_line", both, (1, -1), [1, None])

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lowered_model import CONFIGS, NUM_PAGES, TABLE_WIDTH, Run, lower
+from lowered_model import CONFIGS, GEARS, NUM_PAGES, TABLE_WIDTH, Run, lower
 
 from pagedom.compiler.host_forms import HostForm
 
-# Padding in each: 200 tokens are more than a row of the table holds at page size 16 and 32.
-GEARS = ((4, 4), (24, 3), (40, 4), (200, 4))
 FORMS = {
     "plain": HostForm(),
     "gears": HostForm(GEARS, NUM_PAGES, "inplace", TABLE_WIDTH),

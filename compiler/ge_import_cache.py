@@ -1,0 +1,231 @@
+"""KVUpdate and PagedAttention as GE-IR: the operators that touch the paged cache.
+
+KVUpdate         ScatterPaKvCache (CANN >= 8.5), or two ScatterNdUpdate over slots
+PagedAttention   FusedInferAttentionScore in layout TND, or IncreFlashAttention in layout BSH for
+                 nodes that pass decode-step has marked; the cache as [P,S,K*D] (BnBsH)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+
+from ..runtime.om_file.ge_graph import Node, TensorDesc
+from .ge_errors import GeImportError
+from .ge_import_ops import attribute as _attr
+from .lower.decode_step import DECODE
+
+if TYPE_CHECKING:
+    from .ge_import import Importer
+
+SCATTER_PA, SCATTER_ND = "ScatterPaKvCache", "ScatterNdUpdate"
+MASK_NAME = "causal_mask"
+MASK_SIZE = 2048  # the compressed mask of sparse modes 2, 3, 4 (aclnnFusedInferAttentionScoreV4)
+CAUSAL, BAND = 3, 4
+EVERYTHING = 2147483647  # default of pre_tokens and next_tokens
+FIA_INPUTS = (
+    "query",
+    "key",
+    "value",
+    "pse_shift",
+    "atten_mask",
+    "actual_seq_lengths",
+    "actual_seq_lengths_kv",
+    "dequant_scale1",
+    "quant_scale1",
+    "dequant_scale2",
+    "quant_scale2",
+    "quant_offset2",
+    "antiquant_scale",
+    "antiquant_offset",
+    "block_table",
+)
+INCRE_INPUTS = (
+    "query",
+    "key",
+    "value",
+    "pse_shift",
+    "atten_mask",
+    "actual_seq_lengths",
+    "dequant_scale1",
+    "quant_scale1",
+    "dequant_scale2",
+    "quant_scale2",
+    "quant_offset2",
+    "antiquant_scale",
+    "antiquant_offset",
+    "block_table",
+)
+
+
+@dataclass(frozen=True)
+class GeOptions:
+    """Choices where GE has two forms of an operator of ours."""
+
+    cache_writer: str = SCATTER_PA
+
+
+DEFAULT_OPTIONS = GeOptions()
+
+
+def causal_mask() -> np.ndarray:
+    """bool [2048,2048], true above the diagonal: 1 = masked."""
+    return np.triu(np.ones((MASK_SIZE, MASK_SIZE), np.bool_), 1)
+
+
+def kv_update(importer: Importer, node: ir.Node) -> None:
+    """ScatterPaKvCache has the same inputs and outputs in the same order."""
+    if importer.options.cache_writer == SCATTER_ND:
+        _scatter_nd(importer, node)
+        return
+    names = ("key", "key_cache", "slot_mapping", "value", "value_cache")
+    edges = [importer.edge(value) for value in node.inputs]
+    outputs = [importer.desc(value) for value in node.outputs]
+    made = importer.build.operator(
+        str(node.name),
+        SCATTER_PA,
+        zip(names, edges),
+        zip(("key_cache", "value_cache"), outputs),
+        cache_mode="Norm",
+    )
+    importer.carry(node, made)
+
+
+def _scatter_nd(importer: Importer, node: ir.Node) -> None:
+    """Two updates of the caches seen as slots [P*S,K,D], as the plugin builds them.
+
+    No negative index is documented: padding slots must point into the null page.
+    """
+    build = importer.build
+    key, key_cache, slots, value, value_cache = (importer.edge(each) for each in node.inputs)
+    pages, page_size, kv_heads, dim = build.desc(key_cache).shape
+    flat = pages * page_size if pages >= 0 else -1
+    column = _reshape(importer, f"{node.name}/slots", slots, (-1, 1))
+    for place, (rows, cache) in enumerate(((key, key_cache), (value, value_cache))):
+        which = ("key", "value")[place]
+        view = _reshape(importer, f"{node.name}/{which}_slots", cache, (-1, kv_heads, dim), flat)
+        desc = build.desc(view)
+        update = build.operator(
+            f"{node.name}/write_{which}",
+            SCATTER_ND,
+            [("var", view), ("indices", column), ("updates", rows)],
+            [("var", desc)],
+        )
+        target = (-1, page_size, kv_heads, dim)
+        name = f"{node.name}/{which}_cache_out"
+        output = node.outputs[place]
+        assert output.name is not None
+        importer.edges[output.name] = _reshape(importer, name, f"{update.name}:0", target, pages)
+
+
+def _reshape(
+    importer: Importer, name: str, edge: str, target: tuple[int, ...], first: int | None = None
+) -> str:
+    """View an edge; `first` is the extent that stands at the -1 in front, if it is known."""
+    shape_name = "view." + "x".join(str(extent) for extent in target)
+    shape = importer.build.constant(shape_name, np.array(target, np.int64))
+    given = importer.build.desc(edge)
+    extents = (given.shape[0] if first is None else first, *target[1:])
+    inputs = [("x", edge), ("shape", shape)]
+    outputs = [("y", TensorDesc(given.dtype, extents))]
+    return f"{importer.build.operator(name, 'Reshape', inputs, outputs).name}:0"
+
+
+def paged_attention(importer: Importer, node: ir.Node) -> None:
+    """Attention over the pages as [P,S,K*D]."""
+    decode = bool(_attr(node, DECODE, 0))
+    operator = "IncreFlashAttention" if decode else "FusedInferAttentionScore"
+    if float(_attr(node, "softcap", 0.0)) != 0.0:
+        raise GeImportError(
+            f"node {node.name} has softcap {_attr(node, 'softcap')}; {operator} has "
+            "no such attribute (op doc); --cache-write rows or `--emit onnx` can carry it"
+        )
+    views = [_pages(importer, node, place) for place in (1, 2)]
+    if decode:
+        _incre(importer, node, views)
+    else:
+        importer.carry(node, _fused(importer, node, views))
+
+
+def _pages(importer: Importer, node: ir.Node, place: int) -> str:
+    cache = importer.edge(node.inputs[place])
+    desc = importer.build.desc(cache)
+    pages, page_size, kv_heads, dim = desc.shape
+    shape = importer.build.constant(
+        "cache.shape", np.array([-1, page_size, kv_heads * dim], np.int64)
+    )
+    which = ("key", "value")[place - 1]
+    view = importer.build.operator(
+        f"{node.name}/{which}_pages",
+        "Reshape",
+        [("x", cache), ("shape", shape)],
+        [("y", TensorDesc(desc.dtype, (pages, page_size, kv_heads * dim)))],
+    )
+    return f"{view.name}:0"
+
+
+def _fused(importer: Importer, node: ir.Node, views: list[str]) -> Node:
+    query, key_cache, _, table, ends, lens = (importer.edge(v) for v in node.inputs)
+    _, page_size, kv_heads, _ = importer.build.desc(key_cache).shape
+    mask = importer.build.constant(MASK_NAME, causal_mask())
+    given = {
+        "query": query,
+        "key": views[0],
+        "value": views[1],
+        "atten_mask": mask,
+        "actual_seq_lengths": ends,
+        "actual_seq_lengths_kv": lens,
+        "block_table": table,
+    }
+    window = int(_attr(node, "window", -1))
+    out = importer.desc(node.outputs[0])
+    return importer.build.operator(
+        str(node.name),
+        "FusedInferAttentionScore",
+        [(name, given.get(name, "")) for name in FIA_INPUTS],
+        [("attention_out", out), ("softmax_lse", TensorDesc("float32", (*out.shape[:2], 1)))],
+        num_heads=int(out.shape[1]),
+        num_key_value_heads=int(kv_heads),
+        scale=float(_attr(node, "scale")),
+        input_layout="TND",
+        sparse_mode=BAND if window > 0 else CAUSAL,
+        pre_tokens=window - 1 if window > 0 else EVERYTHING,
+        next_tokens=0 if window > 0 else EVERYTHING,
+        block_size=int(page_size),
+        inner_precise=0,
+    )
+
+
+def _incre(importer: Importer, node: ir.Node, views: list[str]) -> None:
+    """query [B,H,D] -> [B,1,H*D] -> IncreFlashAttention -> [B,H,D]; no mask: one row sees all."""
+    query, key_cache, _, table, _, lens = (importer.edge(v) for v in node.inputs)
+    _, page_size, kv_heads, _ = importer.build.desc(key_cache).shape
+    out = importer.desc(node.outputs[0])
+    _, heads, dim = out.shape
+    rows = _reshape(importer, f"{node.name}/query_rows", query, (-1, 1, heads * dim))
+    given = {
+        "query": rows,
+        "key": views[0],
+        "value": views[1],
+        "actual_seq_lengths": lens,
+        "block_table": table,
+    }
+    made = importer.build.operator(
+        str(node.name),
+        "IncreFlashAttention",
+        [(name, given.get(name, "")) for name in INCRE_INPUTS],
+        [("attention_out", importer.build.desc(rows))],
+        num_heads=int(heads),
+        num_key_value_heads=int(kv_heads),
+        scale_value=float(_attr(node, "scale")),
+        input_layout="BSH",
+        block_size=int(page_size),
+        inner_precise=1,
+    )
+    result = _reshape(importer, f"{node.name}/heads", f"{made.name}:0", (-1, heads, dim))
+    name = node.outputs[0].name
+    assert name is not None
+    importer.edges[name] = result
