@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .backend import Backend, DeviceLostError, ModelFacts, StepOutput
+from .batch_bounds import BatchBounds
 from .batch_validator import BatchSnapshot, check_batch
 from .block_table import BlockTable
 from .engine_statistics import Counters, EngineStatistics
@@ -36,7 +37,8 @@ NO_TOKENS: Tokens = np.empty(0, np.int32)
 class CoreOptions:
     """What shapes a core: the policy, the pool's size, the cache's kind, and the extra checks.
 
-    contiguous: the padded baseline. checked: validate every batch before the device sees it.
+    contiguous: the padded baseline. checked: check every rule of a batch before the device sees it,
+    not its bounds alone.
     """
 
     policy: SchedulerPolicy
@@ -87,17 +89,24 @@ class EngineCore:
         )
         layout = BatchLayout.of(limits, geometry.bindings)
         self._batch: PackedBatch = backend.open(options.num_pages, layout)
+        self._bounds = BatchBounds(self._batch, options.num_pages)
 
     @property
     def has_work(self) -> bool:
         """Whether a step would compute something."""
         return self.scheduler.num_unfinished > 0
 
-    def submit(self, prompt: Tokens, params: SamplingParams, choice: int = 0) -> Request:
-        """Queue a prompt (int32 token ids); raises RequestError when it can never run."""
+    def submit(
+        self, prompt: Tokens, params: SamplingParams, choice: int = 0, *, continues: bool = True
+    ) -> Request:
+        """Queue a prompt (int32 token ids); raises RequestError when it can never run.
+
+        continues: the answer's text goes on from the prompt's; False: it is a text of its own.
+        """
         self._check_prompt(prompt, params)
         with self.hub.lock:
             request = Request(self._next_id, prompt, params, self.hub)
+            request.continues = continues
             request.seed = request_seed(params.seed, choice)
             self._stops.check_possible(params)
             self.scheduler.submit(request)
@@ -198,6 +207,7 @@ class EngineCore:
                 return None
             self._in_step = True
             for row, request in enumerate(step.admitted, self.rows.count):
+                request.note_admitted()
                 self.rows.prepare(row, request)
                 self.sampler.set(row, request.params, request.seed)
             return step
@@ -208,6 +218,8 @@ class EngineCore:
         batch.fill(step, self.rows)
         if self._checked:
             check_batch(BatchSnapshot.of(batch, step, self.rows, self.pool))
+        elif not self._bounds.hold(batch, step):
+            self._bounds.explain(batch, step, self.rows, self.pool)
         self._backend.launch(batch)
         return self._sample(step, self._backend.wait())
 
