@@ -127,6 +127,9 @@ def _write_tensors(
 ) -> None:
     """Stream the large tensors to a file and let each value point there."""
     large = [v for v in values if v.const_value and v.const_value.nbytes > _INLINE_BYTES]
+    for value in values:
+        if value.const_value and value.const_value.nbytes <= _INLINE_BYTES:
+            value.const_value.numpy()  # what is wrong with it is said here, not by the serializer
     total = sum(value.const_value.nbytes for value in large if value.const_value)
     done = 0
     progress("write weights", 0, total)
