@@ -4,12 +4,12 @@ In-place operators on a plain `Data` input reach our memory only if GE binds tha
 copy; otherwise the update lands in a private copy and is lost with a warning in a log
 (docs/design/acl.md). Tokens then look plausible and are wrong, so the runtime looks for itself.
 
-    null page of every layer   pattern pattern ... pattern          filled before
-    one token, slot S-1        pattern pattern ... its row          must be so after one execution
-    null page                  0                                    at the end
+    null page of every layer       pattern pattern ... pattern      filled before
+    one token at position S-1      pattern pattern ... its row      must be so after one execution
+    null page                      0                                at the end
 
-The null page is nobody's and its content is never read, so nothing else is touched. The last slot
-is taken because padding may write the first one (`Manifest.padding_slot`).
+The null page is nobody's and no answer depends on its content, so nothing else is touched. The last
+slot is taken because padding may write the first one (`Manifest.padding_slot`).
 """
 
 from __future__ import annotations
@@ -26,15 +26,6 @@ from .packed_batch import PackedBatch
 from .page_pool import NULL_PAGE
 
 _PATTERN = 0x3C  # every float made of it is a small finite number
-_ONE_TOKEN = {
-    "input_ids": 0,
-    "positions": 0,
-    "block_table": NULL_PAGE,
-    "seq_ends": 1,
-    "kv_lens": 1,
-    "logits_rows": 0,
-}
-
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -64,7 +55,9 @@ def check_cache_update(
             was changed elsewhere.
         AclError: the step failed.
     """
-    _fill(batch, cache.spec.page_size)
+    # A page may be longer than the model's longest sequence.
+    slot = min(cache.spec.page_size, model.manifest.max_seq_len) - 1
+    _fill(batch, slot)
     pad(batch)
     pages = _null_pages(cache)
     stride = cache.spec.page_stride
@@ -77,10 +70,10 @@ def check_cache_update(
     finally:
         for _, pointer in pages:
             device.memset(pointer, stride, 0)
-    row = cache.spec.token_stride
-    lost = [(name, page) for name, page in seen if (page[-row:] == _PATTERN).all()]
+    rows = [(name, page.reshape(cache.spec.page_size, -1)) for name, page in seen]
+    lost = [(name, page) for name, page in rows if (page[slot] == _PATTERN).all()]
     if lost:
-        raise CacheUpdateLostError(_explain(lost, len(pages), row, batch))
+        raise CacheUpdateLostError(_explain(lost, len(pages), slot))
 
 
 def _null_pages(cache: KvCache) -> list[tuple[str, int]]:
@@ -93,16 +86,13 @@ def _null_pages(cache: KvCache) -> list[tuple[str, int]]:
     ]
 
 
-def _fill(batch: PackedBatch, page_size: int) -> None:
+def _fill(batch: PackedBatch, slot: int) -> None:
     batch.num_tokens = batch.num_seqs = batch.num_logits = 1
+    values = {"slot_mapping": slot, "positions": slot, "kv_lens": slot + 1, "seq_ends": 1}
     for source in batch.sources:
         view = batch.view(source)
-        if source == "slot_mapping":
-            view[:] = NULL_PAGE * page_size + page_size - 1
-        elif source == "cu_seqlens":
-            view[:] = (0, 1)
-        else:
-            view[:] = _ONE_TOKEN[source]
+        view[:] = (0, 1) if source == "cu_seqlens" else values.get(source, 0)
+    batch.table()[:] = NULL_PAGE
 
 
 def _read(device: Device, pointer: int, nbytes: int) -> Bytes:
@@ -111,16 +101,10 @@ def _read(device: Device, pointer: int, nbytes: int) -> Bytes:
     return page
 
 
-def _explain(lost: list[tuple[str, Bytes]], count: int, row: int, batch: PackedBatch) -> str:
+def _explain(lost: list[tuple[str, Bytes]], count: int, slot: int) -> str:
     names = "; ".join(name for name, _ in lost[:4]) + ("; ..." if len(lost) > 4 else "")
-    slot = int(batch.view("slot_mapping")[0])
-    elsewhere = sorted(
-        {
-            at
-            for _, page in lost
-            for at in np.flatnonzero((page.reshape(-1, row) != _PATTERN).any(axis=1)).tolist()
-        }
-    )
+    changed = [np.flatnonzero((page != _PATTERN).any(axis=1)).tolist() for _, page in lost]
+    elsewhere = sorted({at for rows in changed for at in rows})
     where = (
         f"rows {elsewhere[:8]} of the null page changed instead of row {slot}"
         if elsewhere
