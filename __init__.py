@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .runtime.artifact import Artifact, ArtifactError
+    from .runtime.chat_template import ChatTemplate, ChatTemplateError
     from .runtime.engine import Engine, EngineError
     from .runtime.engine_options import EngineOptions
     from .runtime.engine_statistics import EngineStatistics
@@ -24,6 +25,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Artifact",
     "ArtifactError",
+    "ChatTemplate",
+    "ChatTemplateError",
     "Completion",
     "Engine",
     "EngineError",
@@ -41,6 +44,8 @@ __all__ = [
 _HOME_OF = {
     "Artifact": "artifact",
     "ArtifactError": "artifact",
+    "ChatTemplate": "chat_template",
+    "ChatTemplateError": "chat_template",
     "Completion": "request",
     "Engine": "engine",
     "EngineError": "engine",

@@ -19,21 +19,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from .backend import Backend, DeviceLostError
 from .engine_core import EngineCore
 from .engine_options import EngineOptions
 from .engine_statistics import EngineStatistics
 from .page_trace import PageTrace
-from .request import Completion, Hub, Request, RequestError, Tokens
-from .sampling_params import SamplingParams
+from .prompts import Prompt, encode_chat, encode_prompt, params_for_each, prompt_list
+from .request import Completion, Hub, Request, Tokens
+from .sampling_params import CHAT_MAX_TOKENS, SamplingParams
 from .stop_check import AnswerText
 
 if TYPE_CHECKING:
+    from .chat_template import ChatTemplate, Message
     from .tokenizer import Tokenizer
-
-Prompt = str | Sequence[int]
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +72,8 @@ class Engine:
         else:
             backend = artifact
         self.tokenizer = tokenizer
+        self._folder = Path(artifact) if isinstance(artifact, (str, Path)) else None
+        self._template: ChatTemplate | None = None
         self._hub = Hub()
         self._hub.driving, self._hub.cancel = self._driving, self.cancel
         self._hub.text_of = self._text_of
@@ -90,6 +90,10 @@ class Engine:
         self._thread = threading.Thread(
             target=self._main, args=(backend,), name="pagedom-engine", daemon=True
         )
+        self._start()
+
+    def _start(self) -> None:
+        """Start the thread and wait until the model is loaded; raises what loading raises."""
         self._thread.start()
         try:
             self._ready.wait()
@@ -120,11 +124,20 @@ class Engine:
         choice: index among several answers to one prompt, which makes their seeds differ. Raises
         RequestError (a ValueError) when the request can never be served; it then holds nothing.
         """
-        tokens = self._encode(prompt)
-        with self._hub.lock:
-            request = self._alive().submit(tokens, params or SamplingParams(), choice)
-            self._work.notify()
-        return request
+        tokens = encode_prompt(prompt, self.tokenizer)
+        return self._queue(tokens, params or SamplingParams(), choice, continues=True)
+
+    def submit_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, *, choice: int = 0
+    ) -> Request:
+        """Queue a conversation, in the model's chat template, and return its handle at once.
+
+        messages: mappings with `role` (system, user, assistant) and `content`; the answer is the
+        assistant's next. params: None allows 512 tokens. Raises ChatTemplateError, RequestError.
+        """
+        tokens = encode_chat(self.chat_template, messages, self.tokenizer)
+        params = params or SamplingParams(max_tokens=CHAT_MAX_TOKENS)
+        return self._queue(tokens, params, choice, continues=False)
 
     def cancel(self, request: Request) -> None:
         """Drop a request; its pages are free when the step in progress has ended."""
@@ -153,8 +166,8 @@ class Engine:
         params: one for all, or one each. If anything goes wrong, or on Ctrl-C, the requests of this
         call are cancelled.
         """
-        batch = _as_batch(prompts)
-        each = _params_for(params, len(batch))
+        batch = prompt_list(prompts)
+        each = params_for_each(params, len(batch))
         requests: list[Request] = []
         try:
             with self._driving():
@@ -170,6 +183,40 @@ class Engine:
         """Yield the answer's text as it comes; leaving the iterator cancels the request."""
         request = self.submit(prompt, params)
         return self.text_deltas(request)
+
+    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
+        """Return the assistant's next message; as `submit_chat`, cancelled on Ctrl-C."""
+        request = self.submit_chat(messages, params)
+        try:
+            return request.result()
+        except BaseException:
+            self.cancel(request)
+            raise
+
+    def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None
+    ) -> Iterator[str]:
+        """Yield the assistant's next message as it comes; leaving the iterator cancels it."""
+        request = self.submit_chat(messages, params)
+        return self.text_deltas(request)
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The artefact's chat template; raises ChatTemplateError when it has none."""
+        from .chat_template import ChatTemplate, ChatTemplateError  # late: jinja2
+
+        if self._template is None:
+            if self._folder is None:
+                raise ChatTemplateError(
+                    "this engine was given a backend, so it knows of no chat template: set "
+                    "engine.chat_template to a ChatTemplate"
+                )
+            self._template = ChatTemplate.from_folder(self._folder)
+        return self._template
+
+    @chat_template.setter
+    def chat_template(self, template: ChatTemplate) -> None:
+        self._template = template
 
     def text_deltas(self, request: Request) -> Iterator[str]:
         """Yield the text of a request as it comes; leaving the iterator cancels the request."""
@@ -289,6 +336,14 @@ class Engine:
             self._work.wait_for(due)
             return not self._closing
 
+    def _queue(
+        self, tokens: Tokens, params: SamplingParams, choice: int, *, continues: bool
+    ) -> Request:
+        with self._hub.lock:
+            request = self._alive().submit(tokens, params, choice, continues=continues)
+            self._work.notify()
+        return request
+
     def _turn(self, core: EngineCore) -> None:
         asked = self._asked
         answer = core.step()
@@ -296,13 +351,6 @@ class Engine:
             with self._hub.done:
                 self._answered, self._answer = self._answered + 1, answer
                 self._hub.done.notify_all()
-
-    def _encode(self, prompt: Prompt) -> Tokens:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise RequestError("this engine has no tokenizer: submit token ids")
-            return np.array(self.tokenizer.encode(prompt), np.int32)
-        return _as_ids(prompt)
 
     def _text_of(self, request: Request) -> str:
         if self.tokenizer is None:
@@ -320,48 +368,3 @@ class Engine:
     @property
     def _eos_ids(self) -> tuple[int, ...]:
         return () if self._core is None else self._core.geometry.eos_ids
-
-
-def _as_ids(prompt: Sequence[int]) -> Tokens:
-    """Check that `prompt` is a flat sequence of integers and return it as int32."""
-    ids = np.asarray(prompt)
-    if ids.size == 0:
-        return np.empty(0, np.int32)
-    if ids.ndim == 1 and ids.dtype.kind == "O" and all(type(token) is int for token in prompt):
-        ids = np.clip(ids, -1, np.iinfo(np.int32).max).astype(np.int64)  # ids beyond 64 bits
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise RequestError(
-            f"a prompt is a text or a flat list of token ids, got {type(prompt).__name__} of shape "
-            f"{ids.shape} and dtype {ids.dtype}"
-        )
-    limits = np.iinfo(np.int32)
-    tokens: Tokens = np.clip(ids, limits.min, limits.max).astype(np.int32)
-    return tokens
-
-
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return a list of prompts: a single text or list of ids becomes a list of one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    texts, ids = [], []
-    for item in prompts:
-        if isinstance(item, (int, np.integer)):
-            ids.append(int(item))
-        else:
-            texts.append(item)
-    if ids and texts:
-        raise RequestError("token ids and prompts are mixed: give a list of prompts")
-    return [ids] if ids else list(texts)
-
-
-def _params_for(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    each = list(params)
-    if len(each) != count:
-        raise ValueError(
-            f"{count} prompts but {len(each)} sampling parameters: give one or {count}"
-        )
-    return each

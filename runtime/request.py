@@ -36,7 +36,10 @@ class RequestFailed(RuntimeError):  # noqa: N818 - a state of a request, not a k
 
 @dataclass
 class Timings:
-    """When things happened, in seconds of `time.perf_counter`; None until they have."""
+    """When things happened, in seconds of `time.perf_counter`; None until they have.
+
+    admitted: when the first step that computes the prompt was planned.
+    """
 
     submitted: float = field(default_factory=time.perf_counter)
     admitted: float | None = None
@@ -97,6 +100,7 @@ class Request:
         self.seed = 0 if params.seed is None else params.seed
         self.limit = 0  # tokens, prompt included, at which the request ends with "length"
         self.timings = Timings()
+        self.continues = True  # whether the answer's text goes on from the prompt's
         self.row = NO_ROW
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
@@ -200,6 +204,9 @@ class Request:
     def enter(self, rows: SequenceRows, row: int) -> None:
         """Record that the tokens now live in `row`."""
         self._rows, self.row = rows, row
+
+    def note_admitted(self) -> None:
+        """Record the time at which a step first took the request in, once."""
         if self.timings.admitted is None:
             self.timings.admitted = time.perf_counter()
 

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them only amplifies rounding noise."""
 
+CHAT_MAX_TOKENS = 512
+"""Most tokens of an answer in a chat where nothing is said: long enough for most to end."""
+
 MAX_BIAS = 100.0
 MAX_BIAS_ENTRIES = 1024
 MIN_SEED, MAX_SEED = -(1 << 63), (1 << 64) - 1

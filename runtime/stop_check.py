@@ -23,7 +23,7 @@ class AnswerText:
 
     def __init__(self, text: TextTools, request: Request) -> None:
         """Start before the first token of `request`."""
-        self._detokenizer = text.detokenizer(continuation=True)
+        self._detokenizer = text.detokenizer(continuation=request.continues)
         self._matcher = StopMatcher(request.params.stop) if request.params.stop else None
 
     @property
