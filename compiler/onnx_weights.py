@@ -127,9 +127,6 @@ def _write_tensors(
 ) -> None:
     """Stream the large tensors to a file and let each value point there."""
     large = [v for v in values if v.const_value and v.const_value.nbytes > _INLINE_BYTES]
-    for value in values:
-        if value.const_value and value.const_value.nbytes <= _INLINE_BYTES:
-            value.const_value.numpy()  # what is wrong with it is said here, not by the serializer
     total = sum(value.const_value.nbytes for value in large if value.const_value)
     done = 0
     progress("write weights", 0, total)
@@ -152,6 +149,11 @@ def _write_tensors(
         )
         done += tensor.nbytes
         progress("write weights", done, total)
+    for value in values:
+        small = value.const_value
+        if isinstance(small, ir.LazyTensor):
+            # Read now: what is wrong with it is said by its reader, not by the serializer.
+            value.const_value = ir.Tensor(small.numpy(), small.dtype, name=small.name)
 
 
 def _serialize(model: ir.Model) -> bytes:
