@@ -196,6 +196,10 @@ class OmModel:
             self._device.synchronize(timeout_s)
         except AclError as error:
             self._in_flight = error.code == RT_STREAM_SYNC_TIMEOUT
+            if not error.device_lost:
+                # That waiting failed does not say that nothing runs any more, and the next step
+                # writes the staging buffer.
+                self._in_flight = not self._device.settle()
             raise
         self._in_flight = False
         return self.output
