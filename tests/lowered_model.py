@@ -80,9 +80,10 @@ class Weights:
 
     def __init__(self, config: ModelConfig) -> None:
         rng = np.random.default_rng(7)
+        self.expected = expected_tensors(config)
         self.tensors = {
             name: (rng.normal(size=shape) * (0.3 if len(shape) == 2 else 1.0)).astype(np.float32)
-            for name, shape in expected_tensors(config).items()
+            for name, shape in self.expected.items()
         }
 
     def cast(self, name: str, kind: str) -> np.ndarray:

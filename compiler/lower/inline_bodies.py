@@ -91,26 +91,28 @@ def _constant_array(node: ir.Node) -> np.ndarray:
 def _rename(graph: ir.Graph, results: dict[str, str], known: AbstractSet[str | None]) -> None:
     """Name new nodes after the call they stand for, whose results keep their names.
 
-    The nodes of one call stand together and end with the last that makes a result of it.
+    The nodes of one call stand together, and those up to one of its results are that call's.
     """
     pending: list[ir.Node] = []
+    seen: Counter[tuple[str, str]] = Counter()
     for node in graph:
         if node.name in known:
             continue
         pending.append(node)
         call = next((results[str(v.name)] for v in node.outputs if str(v.name) in results), None)
         if call is not None:
-            _name_all(pending, call, results)
+            _name_all(pending, call, results, seen)
             pending = []
     if pending:
         raise PassError(f"{len(pending)} nodes of a body make no result: {pending[0]}")
 
 
-def _name_all(nodes: list[ir.Node], call: str, results: dict[str, str]) -> None:
-    seen: Counter[str] = Counter()
+def _name_all(
+    nodes: list[ir.Node], call: str, results: dict[str, str], seen: Counter[tuple[str, str]]
+) -> None:
     for node in nodes:
-        seen[node.op_type] += 1
-        number = seen[node.op_type] - 1
+        number = seen[call, node.op_type]
+        seen[call, node.op_type] += 1
         node.name = f"{call}/{node.op_type}" + (f"_{number}" if number else "")
         for place, value in enumerate(node.outputs):
             if str(value.name) not in results:
