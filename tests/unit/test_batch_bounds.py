@@ -40,13 +40,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("source", "index", "value", "rule", "decode"), CASES)
-@pytest.mark.parametrize("at_step", [0, 3])
+@pytest.mark.parametrize(
+    ("source", "index", "value", "rule", "at_step"),
+    # Step 0 has prompts; step 3 has decode rows alone, where less is looked at.
+    [(*case[:4], 0) for case in CASES] + [(*case[:4], 3) for case in CASES if case[4]],
+)
 def test_a_batch_out_of_bounds_never_reaches_the_device(
-    monkeypatch, source, index, value, rule, decode, at_step
+    monkeypatch, source, index, value, rule, at_step
 ):
-    if at_step and not decode:
-        pytest.skip("checked in steps with prompts only")
     spoil(monkeypatch, source, index, value, at_step)
     backend = ClosedFormBackend()
     core = make_core(backend, checked=False)
