@@ -30,7 +30,8 @@ class EngineOptions:
     """Settings of `Engine`.
 
     executor: "openvino" or "oracle", what runs the graph where there is no NPU. device_id: NPU.
-    max_batch: most sequences at once; None takes what the artefact was compiled for, else 16.
+    max_batch: most sequences at once; None takes 16, or what the artefact was compiled for where
+    that is less. The cache is sized for it.
     max_batch_tokens: most tokens of a step; None takes 256, or 2 x max_batch where that is more.
     num_pages, kv_bytes: size of the cache, one of them, the null page included; None sizes it for
     max_batch sequences of average_length tokens, times 1.5.
@@ -76,6 +77,11 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"{name} is {value!r}: it must be an integer of at least 1")
+        if self.num_pages == 1:
+            raise ValueError(
+                "num_pages is 1: at least 2 pages are needed, because page 0 is the null page, "
+                "which holds no tokens"
+            )
 
     @classmethod
     def of(cls, **settings: Any) -> EngineOptions:
@@ -90,7 +96,8 @@ class EngineOptions:
 
     def resolve(self, geometry: ModelFacts) -> CoreOptions:
         """Return sizes for a model; raises ValueError when they cannot work."""
-        max_batch = self.max_batch or geometry.max_batch or DEFAULT_MAX_BATCH
+        most = geometry.max_batch or DEFAULT_MAX_BATCH
+        max_batch = self.max_batch or min(most, DEFAULT_MAX_BATCH)
         if geometry.max_batch and max_batch > geometry.max_batch:
             raise ValueError(
                 f"max_batch is {max_batch}, but the artefact was compiled for at most "
@@ -104,12 +111,12 @@ class EngineOptions:
             reserve_pages=self.reserve_pages,
         )
         num_pages = self._num_pages(geometry, max_batch)
-        most = MOST_SLOTS // policy.page_size
-        if num_pages > most:
+        most_pages = MOST_SLOTS // policy.page_size
+        if num_pages > most_pages:
             raise ValueError(
                 f"the KV cache would have {num_pages} pages, but slots are numbered in 32 bits, so "
-                f"at most {most} pages of {policy.page_size} tokens are allowed: lower num_pages "
-                "or kv_bytes"
+                f"at most {most_pages} pages of {policy.page_size} tokens are allowed: lower "
+                "num_pages or kv_bytes"
             )
         _warn_if_small(num_pages, policy)
         contiguous = self.cache == "contiguous"

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
-from closed_form import ClosedFormBackend, continuation
+from closed_form import VOCAB, ClosedFormBackend, continuation
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
@@ -62,6 +62,9 @@ class LettersArtefact:
         self.error: Exception | None = None
         module = SimpleNamespace(open_artifact=self._open)
         monkeypatch.setitem(sys.modules, "pagedom.runtime.artifact_backend", module)
+        model = SimpleNamespace(vocab_size=VOCAB)
+        facts = SimpleNamespace(manifest=SimpleNamespace(max_batch=64, model=model))
+        monkeypatch.setattr("pagedom.runtime.artifact.Artifact.open", lambda _path: facts)
 
     def _open(
         self, _path: Path, options: EngineOptions, _tokenizer: object

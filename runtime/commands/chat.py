@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .console import note, write
+from .cut_off import cut_off
 from .options import (
     artefact_argument,
     engine_options,
@@ -21,13 +22,10 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..chat_template import ChatTemplate
     from ..engine import Engine
     from ..request import Request
     from ..sampling_params import SamplingParams
-    from ..tokenizer import Tokenizer
 
-MAX_TOKENS = 512
 _COMMANDS = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 
 _EPILOG = """\b
@@ -47,17 +45,18 @@ def chat(artefact: Path, **options: Any) -> None:
     """Talk with the instruct model in ARTEFACT.
 
     Each line is a message; answers are shown as they come. /reset forgets the conversation, /exit
-    leaves, Ctrl-C stops the answer but not the program. --max-tokens is 512 by default here.
+    leaves, Ctrl-C stops the answer but not the program.
     """
     from ..chat_template import ChatTemplate
+    from ..sampling_params import CHAT_MAX_TOKENS
 
-    params = sampling_params(options, max_tokens=MAX_TOKENS)
-    template = ChatTemplate.from_folder(artefact)
-    conversation = Conversation(template, options["system"])
+    params = sampling_params(options, max_tokens=CHAT_MAX_TOKENS)
+    ChatTemplate.from_folder(artefact)  # a base model is refused before it is loaded
+    conversation = Conversation(options["system"])
     with open_engine(artefact, options, max_batch=1) as engine:
         if engine.tokenizer is None:
             raise click.UsageError(f"{artefact} has no tokenizer, so it cannot chat")
-        talk = _Talk(engine, engine.tokenizer, conversation, params)
+        talk = _Talk(engine, conversation, params)
         if _interactive():
             note(_COMMANDS)
         for line in _lines():
@@ -76,7 +75,6 @@ def chat(artefact: Path, **options: Any) -> None:
 class Conversation:
     """The messages so far; one that cannot be answered leaves no trace."""
 
-    template: ChatTemplate
     system: str | None
     messages: list[dict[str, str]] = field(default_factory=list)
 
@@ -87,11 +85,10 @@ class Conversation:
         """Forget everything but the system message."""
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
-    def prompt(self, text: str, tokenizer: Tokenizer) -> list[int]:
-        """Add the user's message and return the ids to complete."""
+    def ask(self, text: str) -> list[dict[str, str]]:
+        """Add the user's message and return the conversation to continue."""
         self.messages.append({"role": "user", "content": text})
-        # The template writes the begin token itself where the model wants one.
-        return tokenizer.encode(self.template.render(self.messages), add_bos=False)
+        return self.messages
 
     def answered(self, text: str) -> None:
         """Add the model's message."""
@@ -107,7 +104,6 @@ class _Talk:
     """Answers messages; one that is refused or fails is reported, and the conversation goes on."""
 
     engine: Engine
-    tokenizer: Tokenizer
     conversation: Conversation
     params: SamplingParams
 
@@ -116,9 +112,7 @@ class _Talk:
         from ..request import RequestError, RequestFailed
 
         try:
-            request = self.engine.submit(
-                self.conversation.prompt(line, self.tokenizer), self.params
-            )
+            request = self.engine.submit_chat(self.conversation.ask(line), self.params)
             self.conversation.answered(self._stream(request))
         except (ChatTemplateError, RequestError, RequestFailed) as error:
             self.conversation.take_back()
@@ -137,8 +131,8 @@ class _Talk:
             note("(stopped)")
         else:
             write("\n")
-            if request.finish_reason == "length":
-                note("(cut off: raise --max-tokens, or /reset if the conversation is long)")
+            if reason := cut_off(request):
+                note(f"({reason}; /reset forgets the conversation)")
         return "".join(said)
 
 

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .console import human_bytes, note, rate, write
+from .cut_off import cut_off_of
 from .options import (
     artefact_argument,
+    batch_for,
     engine_options,
     open_engine,
     sampling_options,
@@ -55,12 +57,15 @@ def generate(artefact: Path, **options: Any) -> int:
     A single answer is shown as it comes. Several prompts run together and are shown in order. An
     instruct model gets each text through its chat template unless --raw is given.
     """
+    from ..sampling_params import CHAT_MAX_TOKENS
+
     params = sampling_params(options)
     prompts = read_prompts(options["texts"], options["file"])
     style = PromptStyle.choose(artefact, options["raw"], options["system"])
-    # A lone prompt needs no pages for others; a smaller pool is allocated sooner.
-    defaults = {"max_batch": 1} if len(prompts) == 1 else {}
-    with open_engine(artefact, options, **defaults) as engine:
+    if style.template is not None:  # answers of instruct models end by themselves, mostly later
+        params = sampling_params(options, max_tokens=CHAT_MAX_TOKENS)
+    most = batch_for(artefact, len(prompts))
+    with open_engine(artefact, options, max_batch=most) as engine:
         note(style.description)
         jobs = _submit(engine, prompts, style, params)
         if options["as_json"]:
@@ -69,6 +74,8 @@ def generate(artefact: Path, **options: Any) -> int:
             _stream(engine, jobs[0].request)
         else:
             _write_all(jobs)
+        if not options["as_json"] and (reason := cut_off_of(_requests(jobs))):
+            note(f"({reason})")
         if options["stats"]:
             _write_stats(engine, jobs)
     return 1 if any(job.error for job in jobs) else 0
@@ -106,13 +113,17 @@ def _submit(
     for index, prompt in enumerate(prompts):
         job = Job(index, prompt)
         try:
-            job.request = engine.submit(style.apply(prompt, engine.tokenizer), params)
+            job.request = style.submit(engine, prompt, params)
         except RequestError as error:
             if len(prompts) == 1:
                 raise
             job.error = str(error)
         jobs.append(job)
     return jobs
+
+
+def _requests(jobs: Sequence[Job]) -> list[Request]:
+    return [job.request for job in jobs if job.request is not None]
 
 
 def _stream(engine: Engine, request: Request) -> None:
@@ -169,7 +180,7 @@ def _as_record(completion: Completion) -> dict[str, Any]:
 
 def _write_stats(engine: Engine, jobs: Sequence[Job]) -> None:
     """Prompt speed is up to the last first token, output speed from the first one on."""
-    requests = [job.request for job in jobs if job.request is not None]
+    requests = _requests(jobs)
     firsts = [r.timings.first_token for r in requests if r.timings.first_token is not None]
     statistics = engine.statistics()
     pool = statistics.pool

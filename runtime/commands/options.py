@@ -43,16 +43,38 @@ SAMPLING_SETTINGS = (
 
 _COUNT = click.IntRange(min=1)
 
-artefact_argument = click.argument(
-    "artefact", type=click.Path(exists=True, file_okay=False, path_type=Path)
-)
+
+class ArtefactFolder(click.ParamType):
+    """A folder that exists; where there is none, the message says what makes one."""
+
+    name = "folder"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path; fails for a file and for nothing."""
+        path = Path(value)
+        if not path.is_dir():
+            what = "is a file" if path.exists() else "does not exist"
+            self.fail(
+                f"{value} {what}: an artefact is a folder, and compile-model MODEL -o FOLDER "
+                "writes one.",
+                param,
+                ctx,
+            )
+        return path
+
+
+artefact_argument = click.argument("artefact", type=ArtefactFolder())
 
 
 def sampling_options(function: AnyFunction) -> AnyFunction:
     """Add the options of SamplingParams."""
     return _add(
         function,
-        click.option("--max-tokens", type=int, help="Most tokens of an answer.  [default: 128]"),
+        click.option(
+            "--max-tokens",
+            type=int,
+            help="Most tokens of an answer.  [default: 512 in a chat template, else 128]",
+        ),
         click.option(
             "--temperature", type=float, help="0 always takes the likeliest token.  [default: 0]"
         ),
@@ -74,7 +96,9 @@ def engine_options(function: AnyFunction) -> AnyFunction:
     return _add(
         function,
         click.option(
-            "--num-pages", type=_COUNT, help="Pages of the KV cache; page 0 is never used."
+            "--num-pages",
+            type=click.IntRange(min=2),
+            help="Pages of the KV cache; page 0 is never used.",
         ),
         click.option(
             "--kv-bytes",
@@ -130,6 +154,17 @@ def open_engine(artefact: Path, options: Mapping[str, Any], **defaults: Any) -> 
     from ..engine import Engine
 
     return Engine(artefact, **{**defaults, **_given(options, ENGINE_SETTINGS)})
+
+
+def batch_for(artefact: Path, num_prompts: int) -> int:
+    """Return the most sequences that these prompts need at once, within the usual limits.
+
+    A smaller pool is allocated sooner. Raises ArtifactError.
+    """
+    from ..artifact import Artifact
+    from ..engine_options import DEFAULT_MAX_BATCH
+
+    return min(num_prompts, DEFAULT_MAX_BATCH, Artifact.open(artefact).manifest.max_batch)
 
 
 def _given(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

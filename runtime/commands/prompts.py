@@ -13,7 +13,9 @@ import click
 
 if TYPE_CHECKING:
     from ..chat_template import ChatTemplate
-    from ..tokenizer import Tokenizer
+    from ..engine import Engine
+    from ..request import Request
+    from ..sampling_params import SamplingParams
 
 Prompt = str | list[int]
 
@@ -94,12 +96,15 @@ class PromptStyle:
             return "plain completion, the prompt as it is"
         return "prompt sent through the model's chat template (--raw sends it as it is)"
 
-    def apply(self, prompt: Prompt, tokenizer: Tokenizer | None) -> Prompt:
-        """Return what to submit; a list of token ids is left alone."""
-        if self.template is None or not isinstance(prompt, str) or tokenizer is None:
-            return prompt
+    def submit(self, engine: Engine, prompt: Prompt, params: SamplingParams) -> Request:
+        """Queue a prompt; a list of token ids is left alone. Raises RequestError."""
+        from ..request import RequestError
+
+        if prompt == "":  # a template or a begin token would make it look like something
+            raise RequestError("the prompt has no tokens: give at least one character")
+        if self.template is None or not isinstance(prompt, str):
+            return engine.submit(prompt, params)
         messages = [{"role": "user", "content": prompt}]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
-        # The template writes the begin token itself where the model wants one.
-        return tokenizer.encode(self.template.render(messages), add_bos=False)
+        return engine.submit_chat(messages, params)

@@ -77,7 +77,6 @@ REQUESTS = {
     "empty": (["-p", ""], "the prompt has no tokens"),
     "longer than the model": (["-p", "w1 " * 128], "128 tokens", "at most 127"),
     "longer than the pool": (["-p", "w1 " * 60, "--num-pages", 2], "60 tokens", "holds 32"),
-    "no pages": (["-p", "w1", "--num-pages", 1], "at least 2 pages"),
     "too many pages": (["-p", "w1", "--num-pages", 10**11], "numbered in 32 bits"),
     "more pages than memory": (["-p", "w1", "--num-pages", 6 * 10**7], "MiB are free"),
     "no bytes": (["-p", "w1", "--kv-bytes", "1"], "at least 131072 are needed"),
@@ -97,6 +96,7 @@ USAGE = {
     "stop": (["--stop", ""], "empty string"),
     "both": (["--num-pages", 3, "--kv-bytes", "1M"], "give one of them"),
     "pages": (["--num-pages", -3], "-3 is not in the range"),
+    "null page": (["--num-pages", 1], "1 is not in the range"),
 }
 
 

@@ -90,6 +90,46 @@ def test_the_template_alone_decides_about_the_begin_token(artefact):
     assert result.stdout == text_of(continuation(ids_of("Hi?")[1:], 8)) + "\n"
 
 
+@pytest.mark.parametrize("template", [False, True])
+def test_an_empty_prompt_is_refused_before_any_template(artefact, tmp_path, template):
+    if template:
+        (artefact.folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    result = invoke("generate", artefact.path, "--prompt", "")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "Error: the prompt has no tokens" in result.stderr
+    (tmp_path / "p.json").write_text('["", "a"]')
+    result = invoke("generate", artefact.path, "--file", tmp_path / "p.json", "--json")
+    assert ["error" in json.loads(line) for line in result.stdout.splitlines()] == [True, False]
+
+
+def test_answers_end_later_in_a_chat_template_and_say_so_when_cut_off(artefact):
+    result = invoke("generate", artefact.path, "-p", "Hi", "--json")
+    assert len(json.loads(result.stdout)["token_ids"]) == 128
+    assert "cut off" not in result.stderr  # finish_reason is in the line
+    result = invoke("generate", artefact.path, "-p", "Hi")
+    assert "(cut off after 128 tokens: --max-tokens allows more)" in result.stderr
+    (artefact.folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    result = invoke("generate", artefact.path, "-p", "Hi")
+    assert "(cut off: prompt and answer have 256 tokens, the most" in result.stderr
+    short = invoke("generate", artefact.path, "-p", "Hi", "--max-tokens", 1)
+    assert "(cut off after 1 token: " in short.stderr
+    whole = answer("u:Hi;a:", 8)
+    result = invoke("generate", artefact.path, "-p", "Hi", "--stop", whole[3:5])
+    assert "cut off" not in result.stderr
+    args = ("-p", "Hi", "-p", "a", "-p", "b", "--max-tokens", 8, "--stop", whole[3:5])
+    assert "(2 of 3 answers were cut off after 8 tokens" in invoke(
+        "generate", artefact.path, *args
+    ).stderr  # fmt: skip
+
+
+def test_the_pool_is_for_the_prompts_that_there_are(artefact):
+    for count, most in ((1, 1), (3, 3), (20, 16)):
+        invoke("generate", artefact.path, *["-p", "x"] * count, "--max-tokens", 1)
+        assert artefact.opened[-1][1].max_batch == most
+    invoke("generate", artefact.path, "-p", "x", "--max-batch", 40, "--max-tokens", 1)
+    assert artefact.opened[-1][1].max_batch == 40
+
+
 def test_system_without_a_template_says_what_to_do(artefact):
     result = invoke("generate", artefact.path, "-p", "Hi", "--system", "x")
     assert result.exit_code == 1
@@ -146,6 +186,7 @@ def test_stats_show_speed_and_pages(artefact):
         (["-p", "x", "--top-p", "3"], "top_p is 3.0"),
         (["-p", "x", "--stop", ""], "empty string"),
         (["-p", "x", "--kv-bytes", "lots"], "like 512M"),
+        (["-p", "x", "--num-pages", "1"], "1 is not in the range x>=2"),
         (["-p", "x", "--kv-bytes", "1M", "--num-pages", "9"], "give one of them"),
         (["--file", "nowhere.txt"], "nowhere.txt"),
         ([], "no prompt"),
@@ -163,7 +204,10 @@ def test_unknown_command_and_missing_artefact():
     result = invoke("generat")
     assert result.exit_code == 2
     assert "Did you mean generate" in result.stderr
-    assert invoke("generate", "/nonexistent-artefact", "-p", "x").exit_code == 2
+    for name, words in (("/nonexistent", "does not exist"), (__file__, "is a file")):
+        result = invoke("generate", name, "-p", "x")
+        assert result.exit_code == 2
+        assert f"{words}: an artefact is a folder, and compile-model MODEL" in result.stderr
 
 
 def test_errors_of_every_kind(artefact):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import click
 import pytest
@@ -18,8 +17,6 @@ from pagedom.runtime.commands.pages import follow_recording
 def artefact(tmp_path, monkeypatch):
     folder = tmp_path / "model"
     folder.mkdir()
-    facts = SimpleNamespace(manifest=SimpleNamespace(model=SimpleNamespace(vocab_size=97)))
-    monkeypatch.setattr("pagedom.runtime.artifact.Artifact.open", lambda _path: facts)
     return LettersArtefact(folder, monkeypatch)
 
 

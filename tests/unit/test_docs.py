@@ -20,7 +20,7 @@ from doc_reference import (
     table,
     tables_in,
 )
-from letters_model import LettersArtefact
+from letters_model import TEMPLATE, LettersArtefact
 
 import pagedom
 
@@ -102,7 +102,11 @@ def blocks_of_tutorial():
 
 def test_readme_example_runs(tmp_path, monkeypatch):
     """On the real engine, with a closed-form model in place of the demo."""
-    LettersArtefact(tmp_path, monkeypatch)
+    folder = tmp_path / "smollm2"
+    folder.mkdir()
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    LettersArtefact(folder, monkeypatch)
+    monkeypatch.chdir(tmp_path)
     blocks = blocks_of(ROOT / "README.md")
     assert blocks
     printed = "".join(block.run({}) for block in blocks)

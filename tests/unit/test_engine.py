@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from closed_form import VOCAB, ClosedFormBackend, continuation, next_token
 
 from pagedom.runtime.engine import Engine, EngineError
+from pagedom.runtime.engine_options import EngineOptions
 from pagedom.runtime.request import RequestError, RequestFailed
 from pagedom.runtime.sampling_params import SamplingError, SamplingParams
 
@@ -189,6 +191,22 @@ def test_an_unknown_setting_is_refused_with_a_near_one():
 def test_settings_that_cannot_work_are_refused(settings, text):
     with pytest.raises(ValueError, match=text):
         Engine(ClosedFormBackend(), **settings)
+
+
+@pytest.mark.parametrize(("compiled", "asked", "most"),
+                         [(64, None, 16), (4, None, 4), (0, None, 16), (64, 40, 40)])  # fmt: skip
+def test_the_default_batch_is_16_and_never_more_than_compiled(compiled, asked, most):
+    backend = ClosedFormBackend()
+    facts = replace(backend.facts, max_batch=compiled)
+    resolved = EngineOptions(max_batch=asked).resolve(facts)
+    assert resolved.policy.max_batch == most
+    assert resolved.num_pages == 1 + most * 16  # all of full length: 64 tokens on pages of 4
+
+
+def test_refusals_come_without_a_warning(caplog):
+    with pytest.raises(ValueError, match="at least 2 pages"):
+        Engine(ClosedFormBackend(), num_pages=1)
+    assert not caplog.records
 
 
 def test_calls_from_many_threads():
