@@ -57,6 +57,7 @@ class LettersArtefact:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.path = folder, str(folder)
+        self.max_seq_len = MAX_SEQ_LEN
         self.opened: list[tuple[ClosedFormBackend, EngineOptions]] = []
         self.fail_at: set[int] = set()
         self.error: Exception | None = None
@@ -71,7 +72,7 @@ class LettersArtefact:
     ) -> tuple[ClosedFormBackend, Tokenizer]:
         if self.error is not None:
             raise self.error
-        backend = ClosedFormBackend(PAGE_SIZE, MAX_SEQ_LEN)
+        backend = ClosedFormBackend(PAGE_SIZE, self.max_seq_len)
         backend.fail_at = self.fail_at
         self.opened.append((backend, options))
         return backend, letters_tokenizer()

@@ -105,7 +105,7 @@ def test_readme_example_runs(tmp_path, monkeypatch):
     folder = tmp_path / "smollm2"
     folder.mkdir()
     (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    LettersArtefact(folder, monkeypatch)
+    LettersArtefact(folder, monkeypatch).max_seq_len = 2048  # as the demo
     monkeypatch.chdir(tmp_path)
     blocks = blocks_of(ROOT / "README.md")
     assert blocks
