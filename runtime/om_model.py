@@ -82,7 +82,7 @@ class OmModel:
         model_id, code = acl.mdl.load_from_file(str(Path(artifact.model_path).absolute()))
         soc = acl.get_soc_name()
         hint = ""
-        if soc is not None and code:
+        if code and soc is not None and soc != artifact.manifest.soc:
             hint = (
                 f"The artefact is for target {artifact.manifest.target} "
                 f"(soc {artifact.manifest.soc}), this device is {soc}."

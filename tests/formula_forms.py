@@ -1,6 +1,6 @@
 """Two layers of the closed formula of `formula_graph`, compiled to every kind of artefact.
 
-    layer l:   q = Q_l[token]     k = K_l[token] * KP_l[position]     v = V_l[token] * VP_l[position]
+    layer l    q = Q_l[token]   k = K_l[token] * KP_l[position]   v = V_l[token] * VP_l[position]
     next     = argmax( (attended_0 + attended_1) W )
 
     kind          model.om                                     cache
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +63,7 @@ TABLES = {
 EXACT = {name: table.astype(np.float64) for name, table in TABLES.items()}
 
 
-@lru_cache(maxsize=None)
+@cache
 def _next(tokens: tuple[int, ...]) -> int:
     ids, places = np.array(tokens), np.arange(len(tokens))
     total = np.zeros((HEADS, DIM))
@@ -124,7 +124,7 @@ class _Tape:
         inputs: list[ir.Value],
         *shapes: Shape,
         domain: str = "",
-        **attrs,
+        **attrs: object,
     ) -> ir.Value:
         outputs = [_value(f"{name}.{n}", shape, FLOAT) for n, shape in enumerate(shapes)]
         given = ir.convenience.convert_attributes(attrs)

@@ -126,10 +126,9 @@ def test_sampling_with_a_seed_is_the_same_in_company(backend, kind, executor):
     with Engine(backend(kind, 32, 30, executor), **settings) as engine:
         alone = engine.generate(prompt(9, 1), params)[0].token_ids
         others = SamplingParams(max_tokens=20, temperature=1.0)
-        crowd = engine.generate(
-            [prompt(5, 2), prompt(9, 1), prompt(40, 3)],
-            [others, params, SamplingParams(max_tokens=25)],
-        )
+        greedy = SamplingParams(max_tokens=25)
+        prompts = [prompt(5, 2), prompt(9, 1), prompt(40, 3)]
+        crowd = engine.generate(prompts, [others, params, greedy])
         assert crowd[1].token_ids == alone
         assert alone != continuation(prompt(9, 1), 12)
         assert crowd[2].token_ids == continuation(prompt(40, 3), len(crowd[2].token_ids))
@@ -181,7 +180,7 @@ def test_no_failure_of_any_call_leaks(backend, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_that_fail_end_their_step_alone(backend, kind):
-    faults = FaultPlan(memcpy={n: 500003 for n in (25, 38)})
+    faults = FaultPlan(memcpy=dict.fromkeys((25, 38), 500003))
     one = backend(kind, 16, 30, faults=faults)
     core = make_core(one, num_pages=30, max_batch=4, max_batch_tokens=16)
     requests = []
