@@ -63,6 +63,12 @@ def _pairs(text: str, target: Target) -> tuple[tuple[int, int], ...]:
         for tokens, seqs in found
         if tokens < seqs
     ]
+    largest = max(found)
+    if largest[1] < _PAIR:
+        problems.append(
+            f"gear {largest[0]},{largest[1]} is the largest and has one sequence: a step with "
+            "fewer tokens is padded with a second one. Give it at least 2 sequences"
+        )
     if problems:
         raise GearError(problems)
     return tuple((gear[0], gear[1]) for gear in found)

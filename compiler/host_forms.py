@@ -29,6 +29,15 @@ class HostForm:
         return not self.gears and self.cache_write == INPLACE
 
     @property
+    def max_batch(self) -> int | None:
+        """Most sequences of a step, None without gears.
+
+        Any step has to fit the largest gear, and one with fewer tokens than it needs a row for the
+        dummy sequence that owns the padding.
+        """
+        return max(self.gears)[1] - 1 if self.gears else None
+
+    @property
     def cache_layout(self) -> str:
         """What the manifest says about the cache."""
         if self.cache_write == ROWS:

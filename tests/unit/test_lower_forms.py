@@ -28,3 +28,12 @@ def test_forms(tmp_path: Path, name: str, form: str, executor: str, page_size: i
     lowered = lower(CONFIGS[name], FORMS[form], page_size, tmp_path)
     for found, wanted in Run(executor, lowered).steps():
         np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("executor", ["oracle", "openvino"])
+def test_short_types_are_near(tmp_path: Path, kind: str, form: str, executor: str) -> None:
+    lowered = lower(CONFIGS["gqa"], FORMS[form], 32, tmp_path, kind)
+    for found, wanted in Run(executor, lowered).steps():
+        assert np.abs(found - wanted).max() < 0.06 * np.abs(wanted).max()
