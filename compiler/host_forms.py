@@ -35,7 +35,7 @@ class HostForm:
         Any step has to fit the largest gear, and one with fewer tokens than it needs a row for the
         dummy sequence that owns the padding.
         """
-        return max(self.gears)[1] - 1 if self.gears else None
+        return max(max(self.gears)[1] - 1, 1) if self.gears else None
 
     @property
     def cache_layout(self) -> str:
