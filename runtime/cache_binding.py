@@ -36,10 +36,14 @@ def cache_spec(manifest: Manifest) -> KvCacheSpec:
         page_size=manifest.page_size,
         layout=layout,
     )
-    if set(bound) != set(spec.buffer_names()):
+    wanted = spec.buffer_names()
+    missing = [name for name in wanted if name not in bound]
+    surplus = [name for name in bound if name not in wanted]
+    if missing or surplus:
         raise KvCacheError(
-            f"the manifest binds the caches {_listed(bound)}, but a model of {model.num_layers} "
-            f"layers has {_listed(dict.fromkeys(spec.buffer_names()))}: compile it again"
+            f"a model of {model.num_layers} layers with {wanted[0]} has {len(wanted)} such inputs; "
+            f"the manifest lacks {_listed(missing)} and has besides {_listed(surplus)}: compile it "
+            "again"
         )
     for binding in bound.values():
         _check(binding, spec, manifest)
@@ -59,9 +63,10 @@ def _buffers(manifest: Manifest) -> dict[str, Binding]:
     return {each.source: each for each in inputs if each.source.split(".")[0] in CACHE_SOURCES}
 
 
-def _listed(names: dict[str, Binding] | dict[str, None]) -> str:
-    shown = list(names)
-    return ", ".join(shown[:4]) + (f", ... ({len(shown)})" if len(shown) > 4 else "")
+def _listed(names: list[str]) -> str:
+    if not names:
+        return "none"
+    return ", ".join(names[:4]) + (f", ... ({len(names)})" if len(names) > 4 else "")
 
 
 def _check(binding: Binding, spec: KvCacheSpec, manifest: Manifest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fake_memory import Memory
 
 from pagedom.runtime.kv_cache import KvCache, KvCacheError, KvCacheSpec
 
@@ -42,29 +43,6 @@ def test_pages_from_batch_and_length():
     """16 sequences of 100 tokens: 4 pages each, half as many again, and the null page."""
     assert SPEC.pages_for_batch(16, 100) == 97
     assert SPEC.pages_for_batch(16, 100, safety=1.0) == 65
-
-
-class Memory:
-    """Device memory that can run out."""
-
-    def __init__(self, room: int = 1 << 40) -> None:
-        self.room, self.live, self.zeroed, self.next = room, {}, set(), 0x1000
-
-    def malloc(self, nbytes: int) -> int:
-        if nbytes > self.room:
-            raise MemoryError("out of device memory")
-        self.room -= nbytes
-        self.next += 0x1000
-        self.live[self.next] = nbytes
-        return self.next
-
-    def memset(self, pointer: int, nbytes: int, value: int) -> None:
-        assert self.live[pointer] == nbytes
-        assert value == 0
-        self.zeroed.add(pointer)
-
-    def free(self, pointer: int) -> None:
-        del self.live[pointer]
 
 
 def test_one_zeroed_buffer_a_layer_for_keys_and_values():
