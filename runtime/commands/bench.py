@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from .bench_measure import Measurement, Workload, load_workload, run_workload, synthetic_workload
+from .bench_measure import (
+    Measurement,
+    Workload,
+    load_workload,
+    median_of,
+    run_workload,
+    synthetic_workload,
+)
 from .console import human_bytes, note
-from .options import artefact_argument, engine_options, open_engine
+from .options import artefact_argument, batch_for, engine_options, open_engine
+
+CACHES = ("paged", "contiguous")
+ROUNDS = 3
+_COUNT = click.IntRange(min=1)
 
 _EPILOG = """\b
 Examples:
@@ -50,13 +63,23 @@ _ROWS = (
     help="Requests from a file instead of made-up ones.",
 )
 @click.option("--which", help="Names in the workload file, like W1,W3.  [default: all]")
-@click.option("--requests", type=click.IntRange(min=1), default=8, show_default=True)
-@click.option("--prompt-tokens", type=click.IntRange(min=1), default=128, show_default=True)
-@click.option("--output-tokens", type=click.IntRange(min=1), default=64, show_default=True)
 @click.option(
-    "--reps", type=click.IntRange(min=1), default=1, show_default=True, help="The median counts."
+    "--requests", type=_COUNT, default=8, show_default=True, help="How many requests to make up."
 )
-@click.option("--vs-padded", is_flag=True, help="Also run the contiguous, padded cache.")
+@click.option(
+    "--prompt-tokens", type=_COUNT, default=128, show_default=True, help="Tokens of each prompt."
+)
+@click.option(
+    "--output-tokens", type=_COUNT, default=64, show_default=True, help="Tokens of each answer."
+)
+@click.option(
+    "--reps",
+    type=_COUNT,
+    help="Runs, of which the medians are shown.  [default: 1, or 3 with --vs-padded]",
+)
+@click.option(
+    "--vs-padded", is_flag=True, help="Also run the contiguous, padded cache; they take turns."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line for each run.")
 @engine_options
 def bench(artefact: Path, **options: Any) -> None:
@@ -67,9 +90,11 @@ def bench(artefact: Path, **options: Any) -> None:
     """
     if options["vs_padded"] and options["cache"] is not None:
         raise click.UsageError("--vs-padded runs both caches: leave --cache out.")
-    caches = ("paged", "contiguous") if options["vs_padded"] else (options["cache"] or "paged",)
-    for workload in _workloads(artefact, options):
-        results = [_measure(artefact, {**options, "cache": cache}, workload) for cache in caches]
+    caches = CACHES if options["vs_padded"] else (options["cache"] or CACHES[0],)
+    workloads = _workloads(artefact, options)
+    for workload in workloads:
+        runner = _Runner(artefact, options, workload, len(workloads) > 1)
+        results = runner.alternate() if len(caches) > 1 else [runner.measure(*caches)]
         if options["as_json"]:
             for result in results:
                 click.echo(json.dumps({"artefact": str(artefact), **result.as_dict()}))
@@ -90,17 +115,57 @@ def _workloads(artefact: Path, options: Mapping[str, Any]) -> list[Workload]:
     return [synthetic_workload(model.vocab_size, *shape)]
 
 
-def _measure(artefact: Path, options: Mapping[str, Any], workload: Workload) -> Measurement:
-    defaults = {} if workload.max_running is None else {"max_batch": workload.max_running}
-    with open_engine(artefact, options, **defaults) as engine:
-        note(f"{workload.name}: {len(workload.requests)} requests, {options['cache']} cache …")
-        return run_workload(engine, workload, options["reps"], options["cache"])
+@dataclass(frozen=True)
+class _Runner:
+    """Measures one workload; with a record in a file of its own where there are several runs."""
+
+    artefact: Path
+    options: Mapping[str, Any]
+    workload: Workload
+    one_of_many: bool
+
+    def measure(self, cache: str) -> Measurement:
+        """Return the medians of all runs on one kind of cache, loaded once."""
+        return self._run(cache, self.options["reps"] or 1, "")
+
+    def alternate(self) -> list[Measurement]:
+        """Return the medians of both caches.
+
+        They take turns in going first, and each run loads the model anew, so that neither order
+        nor what else the machine does decides.
+        """
+        runs: dict[str, list[Measurement]] = {cache: [] for cache in CACHES}
+        rounds = self.options["reps"] or ROUNDS
+        for number in range(rounds):
+            for cache in CACHES if number % 2 == 0 else reversed(CACHES):
+                runs[cache].append(self._run(cache, 1, f", round {number + 1} of {rounds}"))
+        return [median_of(each) for each in runs.values()]
+
+    def _run(self, cache: str, reps: int, where: str) -> Measurement:
+        workload, num = self.workload, len(self.workload.requests)
+        options = {**self.options, "cache": cache, "page_trace": self._record(cache)}
+        most = workload.max_running or batch_for(self.artefact, num)
+        with open_engine(self.artefact, options, max_batch=most) as engine:
+            note(f"{workload.name}: {num} request{'s' * (num != 1)}, {cache} cache{where} …")
+            return run_workload(engine, workload, reps, cache)
+
+    def _record(self, cache: str) -> Path | None:
+        """Return where to record, with workload and cache in the name where there are several."""
+        path: Path | None = self.options["page_trace"]
+        if path is None:
+            return None
+        parts = [path.stem]
+        if self.one_of_many:
+            parts.append(re.sub(r"[^\w.+-]+", "_", self.workload.name))
+        if self.options["vs_padded"]:
+            parts.append(cache)
+        return path.with_name("-".join(parts) + path.suffix)
 
 
 def table(workload: Workload, results: Sequence[Measurement]) -> str:
     """Return the numbers as text, one column a run; with two runs also their quotient."""
     records = [result.as_dict() for result in results]
-    heads = [str(record["cache"]) for record in records] + ["ratio"] * (len(records) == 2)
+    heads = [str(record["cache"]) for record in records] + ["/".join(CACHES)] * (len(records) == 2)
     lines = [[workload.name, *heads]]
     for title, key, form in _ROWS:
         values = [record[key] for record in records]

@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ class BenchRequest:
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests that arrive together; at most `max_running` at once, None = the artefact's limit."""
+    """Requests that arrive together; at most `max_running` at once, None = the usual limit."""
 
     name: str
     requests: list[BenchRequest]
@@ -127,32 +127,37 @@ def run_workload(engine: Engine, workload: Workload, reps: int, cache: str) -> M
     """Warm up, run `reps` times, and return the medians."""
     _stamps(engine, [BenchRequest(r.prompt, min(WARM_UP_TOKENS, r.num_out))
                      for r in workload.requests])  # fmt: skip
+    return median_of([_run_once(engine, workload, cache) for _ in range(reps)])
+
+
+def median_of(runs: Sequence[Measurement]) -> Measurement:
+    """Return the medians of runs of one workload on one kind of cache."""
+    every = [run.as_dict() for run in runs]
+    medians: dict[str, Any] = {
+        key: None if value is None else type(value)(statistics.median(run[key] for run in every))
+        for key, value in every[0].items()
+        if not isinstance(value, str)
+    }
+    return replace(runs[0], **{**medians, "reps": sum(run.reps for run in runs)})
+
+
+def _run_once(engine: Engine, workload: Workload, cache: str) -> Measurement:
     _reset_peak_rss()
-    runs: list[dict[str, Any]] = []
-    for _ in range(reps):
-        before = engine.statistics()
-        began = time.perf_counter()
-        stamps = _stamps(engine, workload.requests)
-        after = engine.statistics()
-        run = _numbers(workload, stamps, began)
-        run["padding_tokens"] = after.padding_tokens - before.padding_tokens
-        run["steps"] = after.steps - before.steps
-        run["preemptions"] = after.preemptions - before.preemptions
-        runs.append(run)
-    median: dict[str, Any] = {
-        key: None if runs[0][key] is None else type(runs[0][key])(
-            statistics.median(run[key] for run in runs)
-        )
-        for key in runs[0]
-    }  # fmt: skip
+    before = engine.statistics()
+    began = time.perf_counter()
+    stamps = _stamps(engine, workload.requests)
+    after = engine.statistics()
     return Measurement(
         workload=workload.name,
         cache=cache,
-        reps=reps,
+        reps=1,
         requests=len(workload.requests),
-        kv_peak_bytes=engine.statistics().kv_high_water_bytes,
+        padding_tokens=after.padding_tokens - before.padding_tokens,
+        steps=after.steps - before.steps,
+        preemptions=after.preemptions - before.preemptions,
+        kv_peak_bytes=after.kv_high_water_bytes,
         peak_rss_bytes=_peak_rss(),
-        **median,
+        **_numbers(workload, stamps, began),
     )
 
 

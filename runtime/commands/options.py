@@ -44,7 +44,7 @@ SAMPLING_SETTINGS = (
 _COUNT = click.IntRange(min=1)
 
 
-class ArtefactFolder(click.ParamType):
+class ArtefactFolder(click.Path):
     """A folder that exists; where there is none, the message says what makes one."""
 
     name = "folder"
@@ -106,8 +106,16 @@ def engine_options(function: AnyFunction) -> AnyFunction:
             metavar="SIZE",
             help="Size of the KV cache, like 512M or 2G.",
         ),
-        click.option("--max-batch", type=_COUNT, help="Most sequences computed at once."),
-        click.option("--max-batch-tokens", type=_COUNT, help="Most tokens of one step."),
+        click.option(
+            "--max-batch",
+            type=_COUNT,
+            help="Most sequences computed at once.  [default: as many as there are, up to 16]",
+        ),
+        click.option(
+            "--max-batch-tokens",
+            type=_COUNT,
+            help="Most tokens of one step.  [default: 256, or 2 x --max-batch]",
+        ),
         click.option("--threads", type=click.IntRange(min=0), help="CPU threads; 0 = all."),
         click.option(
             "--executor",

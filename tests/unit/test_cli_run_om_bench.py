@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import click
@@ -9,6 +10,7 @@ import pytest
 from letters_model import LettersArtefact, invoke
 
 from pagedom.runtime.commands import page_recording
+from pagedom.runtime.commands.bench_measure import Measurement, median_of
 from pagedom.runtime.commands.page_recording import Recording, RecordingError, draw, usage_line
 from pagedom.runtime.commands.pages import follow_recording
 
@@ -45,14 +47,47 @@ def test_synthetic_workload_as_json(artefact):
 
 def test_workload_file_and_both_caches_side_by_side(artefact, tmp_path):
     path = write_workload(tmp_path)
-    result = invoke("bench", artefact.path, "--workload", path, "--vs-padded")
+    result = invoke("bench", artefact.path, "--workload", path, "--vs-padded", "--reps", 2)
     assert result.exit_code == 0, result.output
-    assert result.stdout.split()[:4] == ["W1", "paged", "contiguous", "ratio"]
+    assert result.stdout.split()[:4] == ["W1", "paged", "contiguous", "paged/contiguous"]
     assert "\nW3 " in result.stdout
     row = next(line for line in result.stdout.splitlines() if line.startswith("output tokens"))
     assert row.split()[2:4] == ["5", "5"]
-    assert [options.max_batch for _, options in artefact.opened] == [2] * 4
+    assert [options.max_batch for _, options in artefact.opened] == [2] * 8
+    one, other = "paged", "contiguous"  # nobody always goes first
+    assert [options.cache for _, options in artefact.opened] == [one, other, other, one] * 2
+    assert "W1: 1 request, paged cache, round 1 of 2" in result.stderr
     assert all(backend.closed for backend, _ in artefact.opened)
+
+
+def test_medians_of_runs():
+    fields = {field.name: 1 for field in dataclasses.fields(Measurement)}
+    fields |= {"workload": "W", "cache": "paged", "inter_token_p50_ms": None}
+    runs = [Measurement(**fields | {"wall_seconds": s, "steps": n}) for s, n in
+            ((9.0, 4), (1.0, 4), (2.0, 6))]  # fmt: skip
+    median = median_of(runs)
+    assert (median.wall_seconds, median.steps, median.reps) == (2.0, 4, 3)
+    assert (median.workload, median.inter_token_p50_ms) == ("W", None)
+
+
+def test_each_run_records_to_a_file_of_its_own(artefact, tmp_path):
+    path = write_workload(tmp_path)
+    record = ("--record", tmp_path / "r.jsonl", "--reps", 1)
+    for args, names in (
+        (("--workload", path, "--vs-padded"), ["W1-contiguous", "W1-paged", "W3-contiguous",
+                                               "W3-paged"]),
+        (("--workload", path), ["W1", "W3"]),
+        (("--requests", 2, "--vs-padded"), ["contiguous", "paged"]),
+    ):  # fmt: skip
+        result = invoke("bench", artefact.path, *args, *record)
+        assert result.exit_code == 0, result.output
+        files = sorted(tmp_path.glob("r*.jsonl"))
+        assert [file.stem for file in files] == [f"r-{name}" for name in names]
+        assert all(Recording(file).moments for file in files)
+        for file in files:
+            file.unlink()
+    invoke("bench", artefact.path, "--requests", 2, *record)
+    assert (tmp_path / "r.jsonl").is_file()
 
 
 @pytest.mark.parametrize(
