@@ -130,7 +130,7 @@ def test_pages_of_the_manifest_itself():
         ([], r"binds no cache: known are key_cache\.l"),
         (
             layer_caches(2),
-            r"3 layers with key_cache\.0 has 6.*lacks key_cache\.2, value_cache\.2 and",
+            r"with key_cache\.0 has 6.*lacks key_cache\.2, value_cache\.2 and",
         ),
         (
             pools((L * P, S, K, D))[:1],
