@@ -126,18 +126,25 @@ def report_error(error: Exception, debug: bool) -> int:
 
 
 class _StderrHandler(logging.Handler):
-    """Shows the library's warnings as the command's own."""
+    """Shows the library's warnings as the command's own, each text once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._shown: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        level = record.levelname.lower()
-        click.echo(click.style(f"{level}: {record.getMessage()}", dim=True), err=True)
+        level, text = record.levelname.lower(), record.getMessage()
+        if text not in self._shown:  # a command may load a model several times
+            self._shown.add(text)
+            click.echo(f"{click.style(f'{level}:', fg='yellow')} {text}", err=True)
 
 
 def _show_warnings() -> None:
     logger = logging.getLogger(__package__.partition(".")[0])
-    if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
-        logger.addHandler(_StderrHandler(logging.WARNING))
-        logger.propagate = False
+    for handler in [each for each in logger.handlers if isinstance(each, _StderrHandler)]:
+        logger.removeHandler(handler)
+    logger.addHandler(_StderrHandler())
+    logger.propagate = False
 
 
 def _discard_output() -> None:

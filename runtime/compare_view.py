@@ -21,9 +21,10 @@ _MOST_NAMED = 6
 def render(found: Comparison, operators: bool = False) -> RenderableType:
     """Return the human view: a line a layer, or a line an operator, then the verdict."""
     title = Text.assemble(("A  ", "dim"), found.first, ("\nB  ", "dim"), found.second)
+    counts = f"{_count(found.steps, 'step')}, {_count(found.tokens, 'token')}"
     facts = (
-        f"{found.steps} steps, {found.tokens} tokens. error: worst |a-b|/|a| of a row, tolerance "
-        f"{found.tolerance:g}; largest |a-b|; least cosine of a row"
+        f"{counts}. error: worst |a-b|/|a| of a row, tolerance {found.tolerance:g}; largest "
+        "|a-b|; least cosine of a row"
     )
     parts: list[RenderableType] = [title, Text(facts, style="dim"), Text("")]
     if found.agreements:
@@ -131,8 +132,14 @@ def _verdict(found: Comparison) -> Text:
     if found.token is not None:
         text.append("\n" + _token_text(found.token))
     elif found.logits.rows:
-        text.append(f"\nAll {found.logits.rows} next tokens are the same.")
+        rows = found.logits.rows
+        same = "The next token is" if rows == 1 else f"All {rows} next tokens are"
+        text.append(f"\n{same} the same.")
     return text
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _divergence_text(divergence: Divergence) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +21,7 @@ from .om_file.description import OmDescription, PartitionRow, TensorRow, describ
 from .om_file.errors import OmFormatError
 from .om_file.mode1_json import message_to_json
 from .om_file.om_reader import read_om
+from .show import show
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -63,10 +64,7 @@ def inspect(path: Path, as_json: bool) -> None:
         view = render_description(describe_om(model))
     except (OmFormatError, ArtifactError, OSError) as error:
         raise click.ClickException(str(error)) from None
-    console = Console(highlight=False)
-    if artifact is not None:
-        console.print(render_manifest(artifact.manifest))
-    console.print(view)
+    show(*([render_manifest(artifact.manifest)] if artifact is not None else []), view)
 
 
 def render_description(found: OmDescription) -> RenderableType:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.text import Text
@@ -20,6 +21,7 @@ from .om_file.ge_graph import TensorDesc, WeightRef
 from .om_file.model_def import ModelDef
 from .om_file.om_reader import OmFile, SubModel, read_om
 from .om_file.om_writer import PADDING_KEY
+from .show import show
 
 
 @dataclass(frozen=True)
@@ -146,27 +148,31 @@ def verify(path: Path) -> None:
 
     Exit code 0: sound. 1: something is wrong; every problem is listed.
     """
-    console = Console(highlight=False)
     try:
         checks = _verify_with_progress(path) if path.is_dir() else verify_om(path)
     except OSError as error:
         raise click.ClickException(str(error)) from None
-    for check in checks:
-        mark = Text("wrong ", style="red") if check.problems else Text("ok    ", style="green")
-        console.print(mark + Text(check.name))
-        for problem in check.problems:
-            console.print(Padding(Text(problem), (0, 0, 0, 6)))
+    show(*(part for check in checks for part in _render(check)))
     if any(check.problems for check in checks):
         raise click.exceptions.Exit(1)
 
 
+def _render(check: Check) -> Iterator[RenderableType]:
+    mark = Text("wrong ", style="red") if check.problems else Text("ok    ", style="green")
+    yield mark + Text(check.name)
+    for problem in check.problems:
+        yield Padding(Text(problem), (0, 0, 0, 6))
+
+
 def _verify_with_progress(path: Path) -> list[Check]:
+    if not sys.stderr.isatty():
+        return verify_artifact(path, lambda name, done, total: None)
     columns = (TextColumn("hashing"), BarColumn(), DownloadColumn())
     # The bar goes to stderr and vanishes: stdout holds the result alone.
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("hashing", total=None)
 
-        def show(name: str, done: int, total: int) -> None:
+        def advance(name: str, done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
-        return verify_artifact(path, show)
+        return verify_artifact(path, advance)

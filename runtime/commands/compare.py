@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .console import byte_size, note
-from .options import artefact_argument
+from .options import ArtefactFolder, artefact_argument
 
 if TYPE_CHECKING:
     from ..artifact import Artifact
@@ -33,9 +33,7 @@ _EXECUTOR = click.Choice(["oracle", "openvino", "npu"])
 
 @click.command(short_help="Find where two executions of a model part.", epilog=_EPILOG)
 @artefact_argument
-@click.argument(
-    "other", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path)
-)
+@click.argument("other", required=False, type=ArtefactFolder())
 @click.option("--executor-a", type=_EXECUTOR, default="oracle", show_default=True)
 @click.option("--executor-b", type=_EXECUTOR, default="openvino", show_default=True)
 @click.option("--prompt", "prompts", multiple=True, help="A prompt; may be repeated.")
@@ -101,11 +99,10 @@ def compare(artefact: Path, other: Path | None, **options: Any) -> int:
 
         click.echo(json.dumps(to_json(found), indent=2))
     else:
-        from rich.console import Console
-
         from ..compare_view import render
+        from ..show import show
 
-        Console(highlight=False).print(render(found, options["operators"]))
+        show(render(found, options["operators"]))
     return 0 if found.agrees else 1
 
 

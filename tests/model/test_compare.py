@@ -187,6 +187,10 @@ def test_the_command(plain: Artifact, tmp_path: Path) -> None:
     good = run(run_om, ["compare", str(plain.folder), "--prompt", "w5 w9 w1", "--max-tokens", "2"])
     assert good.exit_code == 0, good.output
     assert "No divergence" in good.output
+    assert all(line == line.rstrip() for line in good.output.splitlines())
+    one = run(run_om, ["compare", str(plain.folder), "--prompt", "w5", "--max-tokens", "1"])
+    assert "1 step, 1 token. " in one.output
+    assert "The next token is the same." in one.output
     wrong = with_wrong_weight(plain, "model.layers.1.mlp.down_proj.weight", tmp_path / "wrong")
     argv = ["compare", str(plain.folder), str(wrong.folder), "--executor-b", "oracle"]
     bad = run(run_om, [*argv, "--json"])

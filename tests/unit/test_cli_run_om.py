@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -223,6 +224,21 @@ def test_errors_of_every_kind(artefact):
         assert words in result.stderr
         assert "Traceback" not in result.stderr
         assert "Traceback" in invoke(*args, "--debug").stderr
+
+
+def test_a_warning_of_the_library_is_shown_once_a_command(artefact, monkeypatch):
+    from pagedom.runtime.commands import generate
+
+    def open_engine(*args, **defaults):
+        for _ in range(2):
+            logging.getLogger("pagedom.runtime.acl").warning("computed in %s", "bfloat16")
+        return real(*args, **defaults)
+
+    real = generate.open_engine
+    monkeypatch.setattr(generate, "open_engine", open_engine)
+    for _ in range(2):
+        result = invoke("generate", artefact.path, "-p", "x", "--max-tokens", 1)
+        assert result.stderr.count("warning: computed in bfloat16\n") == 1
 
 
 def test_a_failing_device_is_an_error_not_a_hang(artefact):

@@ -46,7 +46,9 @@ class OpenVinoExecutor:
         floats = (desc.dtype for desc in self.inputs if desc.dtype in PRECISION)
         precision = next(floats, "float32")  # of the caches: no other input is a float
         if precision == "float16":
-            _log.warning("the openvino executor computes this float16 model in bfloat16")
+            _log.warning(
+                "the openvino executor computes this float16 model in bfloat16, which rounds more"
+            )
         config = {
             "INFERENCE_PRECISION_HINT": PRECISION[precision],
             "KV_CACHE_PRECISION": PRECISION[precision],
