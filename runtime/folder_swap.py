@@ -11,14 +11,12 @@ import json
 import os
 import secrets
 import shutil
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_HELD = (signal.SIGINT, signal.SIGTERM)
+from .interruption import signals_held
 
 
 class FolderError(ValueError):
@@ -50,11 +48,11 @@ def replacing_folder(output: str | Path, owner: FolderOwner) -> Iterator[Path]:
         output.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
         yield folder
-        with _signals_held():
+        with signals_held():
             check_replaceable(output, owner)  # it may have changed in the meantime
             _swap(folder, output)
     except BaseException:
-        with _signals_held():
+        with signals_held():
             shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):
                 for parent in made:
@@ -113,23 +111,3 @@ def _swap(folder: Path, output: Path) -> None:
             aside.rename(output)
         raise
     shutil.rmtree(aside, ignore_errors=True)
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait for the end of the block, where Python lets us (main thread)."""
-    late: list[int] = []
-    held = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in _HELD:
-            before = signal.getsignal(number)
-            if before is not None:  # None: not Python's own, and not to be touched
-                held[number] = before
-                signal.signal(number, lambda number, frame: late.append(number))
-    try:
-        yield
-    finally:
-        for number, before in held.items():
-            signal.signal(number, before)
-    for number in dict.fromkeys(late):
-        signal.raise_signal(number)

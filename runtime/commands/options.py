@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ..interruption import signals_held
 from .console import byte_size
 
 if TYPE_CHECKING:
@@ -145,7 +146,8 @@ def sampling_params(options: Mapping[str, Any], **defaults: Any) -> SamplingPara
 
     Raises a usage error when a value is out of range.
     """
-    from ..sampling_params import SamplingError, SamplingParams
+    with signals_held():  # numpy prints a traceback of its own when it is interrupted
+        from ..sampling_params import SamplingError, SamplingParams
 
     try:
         return SamplingParams(**{**defaults, **_given(options, SAMPLING_SETTINGS)})
@@ -159,7 +161,8 @@ def open_engine(artefact: Path, options: Mapping[str, Any], **defaults: Any) -> 
         raise click.UsageError(
             "--num-pages and --kv-bytes both say how big the KV cache is: give one of them."
         )
-    from ..engine import Engine
+    with signals_held():
+        from ..engine import Engine
 
     return Engine(artefact, **{**defaults, **_given(options, ENGINE_SETTINGS)})
 
