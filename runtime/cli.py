@@ -19,6 +19,7 @@ from typing import Any
 
 import click
 
+from .interruption import Interruption
 from .lazy_group import LazyCommand, LazyGroup
 
 OK, FAILED, USAGE, INTERNAL, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 70, 130, 141
@@ -76,18 +77,8 @@ class RunOm(LazyGroup):
         if not standalone_mode:
             return run()
         state = {"debug": False}
-        try:
-            result = run(obj=state)
-            code = result if isinstance(result, int) else OK
-        except click.ClickException as error:
-            error.show()
-            code = error.exit_code
-        except (click.Abort, KeyboardInterrupt):
-            code = INTERRUPTED
-        except SystemExit:  # in this mode click exits only when the reader of --help went away
-            code = BROKEN_PIPE
-        except Exception as error:
-            code = report_error(error, state["debug"])
+        with Interruption((signal.SIGINT,), patience=0.0) as interruption:
+            code = _guarded(partial(run, obj=state), state, interruption)
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -99,6 +90,24 @@ class RunOm(LazyGroup):
             _discard_output()
             ctx.exit(BROKEN_PIPE)
         return result
+
+
+def _guarded(run: Callable[[], Any], state: dict[str, bool], interruption: Interruption) -> int:
+    """Run the command and return the exit code; every error is shown."""
+    try:
+        result = run()
+        return result if isinstance(result, int) else OK
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except SystemExit:  # in this mode click exits only when the reader of --help went away
+        return BROKEN_PIPE
+    except Exception as error:
+        if interruption.is_recent():  # a library made its own error of the Ctrl-C
+            return INTERRUPTED
+        return report_error(error, state["debug"])
 
 
 def report_error(error: Exception, debug: bool) -> int:

@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pagedom.compiler import cli
-from pagedom.compiler.interruption import Interruption
 from pagedom.compiler.output_place import OutputError, explaining, require_space
 from pagedom.compiler.request import CompileOptions, default_output
 from pagedom.compiler.stages import Stages
 from pagedom.compiler.target_resolve import resolve_target
+from pagedom.runtime.interruption import Interruption
 
 
 def invoke(*args: object) -> Result:
