@@ -151,7 +151,8 @@ def npu_operators(torch_npu: Any = None, key: str = "PrivateUse1") -> Iterator[N
     if torch_npu is None:
         torch_npu = _import_torch_npu()
     operators = NpuOperators(torch_npu)
-    library = torch.library.Library("pagedom", "IMPL")
+    make_library: Any = torch.library.Library
+    library = make_library("pagedom", "IMPL")
     try:
         for name in ("kv_update", "paged_attention", "rms_norm", "rotary", "swiglu"):
             library.impl(name, getattr(operators, name), key)
