@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from .interruption import signals_held
+
 
 @dataclass(frozen=True)
 class LazyCommand:
@@ -39,7 +41,9 @@ class LazyGroup(click.Group):
         entry = self._lazy.get(cmd_name)
         if entry is None:
             return None
-        command: click.Command = getattr(import_module(entry.module, self._package), cmd_name)
+        with signals_held():  # an interrupted import of numpy prints a traceback of its own
+            module = import_module(entry.module, self._package)
+        command: click.Command = getattr(module, cmd_name)
         if not any(param.name == "debug" for param in command.params):
             command.params.append(_debug_option())
         return command

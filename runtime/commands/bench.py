@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from ..interruption import signals_held
 from .bench_measure import (
     Measurement,
     Workload,
@@ -108,7 +109,8 @@ def _workloads(artefact: Path, options: Mapping[str, Any]) -> list[Workload]:
         return load_workload(options["workload"], names)
     if options["which"] is not None:
         raise click.UsageError("--which names a part of a workload file: give --workload too.")
-    from ..artifact import Artifact
+    with signals_held():
+        from ..artifact import Artifact
 
     model = Artifact.open(artefact).manifest.model
     shape = (options["requests"], options["prompt_tokens"], options["output_tokens"])

@@ -172,7 +172,8 @@ def batch_for(artefact: Path, num_prompts: int) -> int:
 
     A smaller pool is allocated sooner. Raises ArtifactError.
     """
-    from ..artifact import Artifact
+    with signals_held():
+        from ..artifact import Artifact
     from ..engine_options import DEFAULT_MAX_BATCH
 
     return min(num_prompts, DEFAULT_MAX_BATCH, Artifact.open(artefact).manifest.max_batch)
