@@ -16,6 +16,29 @@ from pagedom.graph_ops.bodies import to_numpy, to_torch
 
 SHORT = (torch.float16, torch.bfloat16)
 
+# As the library of torch_npu 2.13.0 declares them; of attention, the arguments that we give.
+SCHEMAS = {
+    "npu_scatter_pa_kv_cache": (
+        "(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
+        "Tensor slot_mapping, *, Tensor? compress_lens=None, Tensor? compress_seq_offsets=None, "
+        "Tensor? seq_lens=None, str? cache_mode='PA_NZ') -> ()"
+    ),
+    "npu_scatter_nd_update_": ("(Tensor(a!) input, Tensor indices, Tensor updates) -> Tensor(a!)"),
+    "npu_fused_infer_attention_score": (
+        "(Tensor query, Tensor key, Tensor value, *, Tensor? atten_mask=None, "
+        "SymInt[]? actual_seq_lengths=None, SymInt[]? actual_seq_lengths_kv=None, "
+        "Tensor? block_table=None, int num_heads=1, float scale=1.0, int pre_tokens=2147483647, "
+        "int next_tokens=2147483647, str input_layout='BSH', int num_key_value_heads=0, "
+        "int sparse_mode=0, int inner_precise=0, int block_size=0) -> (Tensor, Tensor)"
+    ),
+    "npu_rms_norm": "(Tensor input, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)",
+    "npu_rotary_mul": (
+        "(Tensor input, Tensor r1, Tensor r2, str rotary_mode='half', Tensor? rotate=None) "
+        "-> Tensor"
+    ),
+    "npu_swiglu": "(Tensor input, int dim=-1) -> Tensor",
+}
+
 
 class FakeTorchNpu:
     """`calls` lists (name, facts) of every call; `old`: a CANN without ScatterPaKvCache."""

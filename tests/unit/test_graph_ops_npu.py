@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
 import pytest
 import torch
-from fake_torch_npu import FakeTorchNpu
+from fake_torch_npu import SCHEMAS, FakeTorchNpu
 
 from pagedom.graph_ops.kv_update import kv_update
 from pagedom.graph_ops.npu import NpuOperatorError, npu_operators
@@ -41,6 +42,23 @@ def both(fake: FakeTorchNpu, call):
     plain = call()
     with npu_operators(fake, "CPU"):
         return plain, call()
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_stand_in_takes_what_torch_npu_declares(name):
+    """Number and kinds of arguments and results, and every default."""
+    schema = torch._C.parse_schema(name + SCHEMAS[name])
+    given = inspect.signature(getattr(FakeTorchNpu(), name)).parameters.values()
+    by_name = {a.name: a for a in schema.arguments}
+    by_place = [a for a in schema.arguments if not a.kwarg_only]
+    for place, parameter in enumerate(given):
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            declared = by_name[parameter.name]
+            assert declared.kwarg_only
+        else:
+            declared = by_place[place]
+        default = parameter.default
+        assert declared.default_value == (None if default is inspect.Parameter.empty else default)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
