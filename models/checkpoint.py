@@ -17,6 +17,7 @@ from .config import CHECKPOINT_DTYPES, ModelConfig
 from .errors import ModelError, WeightError
 from .expected import EMBEDDINGS, LM_HEAD, expected_tensors
 from .families import family_by_type
+from .gguf_name import gguf_name
 from .tokenizer_files import GgufTokenizerData, HfTokenizerData, TokenizerData
 from .weights.cast import cast_array
 from .weights.gguf_file import GgufFile
@@ -221,7 +222,7 @@ def _open_gguf(path: Path) -> Checkpoint:
         if _ROPE_FREQS in file.tensors:
             factors = tuple(read_tensor(file, file.tensors[_ROPE_FREQS]).ravel().tolist())
         with _named(path):
-            config = ModelConfig.from_gguf(file.metadata, shapes, factors, path.stem)
+            config = ModelConfig.from_gguf(file.metadata, shapes, factors, gguf_name(path))
         family = family_by_type(config.family)
         permuted = family is not None and family.gguf_permuted
         order = RowOrder(config.num_heads, config.num_kv_heads) if permuted else RowOrder()

@@ -54,6 +54,26 @@ def test_configuration_equals_that_of_the_folder(toy, tmp_path):
     assert one.rms_norm_eps == 1e-5  # not the float32 neighbour 9.99999975e-06
 
 
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1", "SmolLM2-135M-Instruct"),
+        ("Llama-3.2-1B-Q4_K_M", "Llama-3.2-1B"),
+        ("qwen2.5-0.5b-instruct-iq2_xxs", "qwen2.5-0.5b-instruct"),
+        ("tiny-fp16", "tiny"),
+        ("tiny.BF16", "tiny"),
+        ("llama-2-7b", "llama-2-7b"),
+        ("Qwen2.5-32B", "Qwen2.5-32B"),
+        ("ggml-model-q8_0", "Toy Of General Name"),
+        ("model", "Toy Of General Name"),
+    ],
+)
+def test_the_name_is_without_a_weight_type_that_is_gone(toy, tmp_path, file, name):
+    path, _ = write(toy, tmp_path, extra={"general.name": "Toy Of General Name"})
+    with open_checkpoint(path.rename(tmp_path / f"{file}.gguf")) as checkpoint:
+        assert checkpoint.config.name == name
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "BF16", "F16"])
 def test_quantised_types(toy, tmp_path, kind):
     path, arrays = write(toy, tmp_path, quantised=kind, intermediate_size=64)
