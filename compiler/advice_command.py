@@ -10,6 +10,7 @@ import click
 
 from ..models.checkpoint import open_checkpoint, read_config
 from ..models.config import ModelConfig
+from ..runtime.show import show
 from .page_advisor import PageRequest, advise_pages, read_lengths
 from .page_report import render_page_advice
 from .plan_report import render_plan
@@ -23,22 +24,19 @@ def show_advice(options: dict[str, Any], compile_options: CompileOptions) -> Non
     What a compilation would refuse is refused here too: raises ModelError, TargetError,
     CombinationError, RequestError, PlanError, LengthsError, NoLegalPageError.
     """
-    from rich.console import Console
-
     config = _read_config(compile_options.model)
-    request = resolve_for(compile_options, config)
-    console = Console()
+    request = resolve_for(compile_options, config, plan=True)
     data: dict[str, Any] = {}
     if options["advise_pages"]:
         advice = _advice(request, options)
         data["pages"] = advice.to_json()
         if not options["as_json"]:
-            console.print(render_page_advice(advice))
+            show(render_page_advice(advice))
     if options["plan"]:
         plan = plan_memory(config, _plan_request(request))
         data["plan"] = plan.to_json()
         if not options["as_json"]:
-            console.print(render_plan(plan))
+            show(render_plan(plan))
     if options["as_json"]:
         click.echo(json.dumps(data, indent=2))
 

@@ -40,6 +40,7 @@ class AtcBundle:
     outputs: Sequence[ExpectedTensor]
     plugin_sources: Path | None = None  # as plugin.copy_sources writes them
     cache_write: str = "scatter_pa"  # the plugin's form of KVUpdate, scatter_nd before CANN 8.5
+    extra: Sequence[Path] = ()  # what else lies in the folder already
 
 
 class BundleError(ValueError):
@@ -58,16 +59,19 @@ def write_atc_bundle(folder: Path, bundle: AtcBundle) -> list[Path]:
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(bundle.plugin_sources, target)
         files += sorted(path for path in target.rglob("*") if path.is_file())
-    for name, text in (
-        (BUNDLE_FILE, json.dumps(_record(bundle, folder / ONNX_FILE), indent=2) + "\n"),
-        ("README.md", _readme(bundle)),
-        (SCRIPT_FILE, _script(bundle)),
-    ):
+    for name, text in (("README.md", _readme(bundle)), (SCRIPT_FILE, _script(bundle))):
         path = folder / name
         path.write_text(text, encoding="utf-8")
         files.append(path)
     (folder / SCRIPT_FILE).chmod(0o755)
-    return files
+    files += bundle.extra
+    record = _record(bundle, folder / ONNX_FILE)
+    record["files"] = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size} for path in files
+    }
+    path = folder / BUNDLE_FILE
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return [*files, path]
 
 
 def check_bundle_om(folder: Path) -> Path:
@@ -222,9 +226,9 @@ On a machine with CANN, in a folder whose path has letters, digits, `.`, `_` and
     source /usr/local/Ascend/ascend-toolkit/set_env.sh
     ./compile.sh
 
-{plugin}Then copy the folder back and finish the artefact:
+{plugin}Then make the artefact, there or on any machine with pagedom that the folder was copied to:
 
-    compile-model MODEL --target {target} --from-om FOLDER
+    compile-model --from-om FOLDER -o ARTEFACT
 
 `bundle.json` says what the OM must look like; `--from-om` checks it. `atc.log` keeps ATC's output.
 """

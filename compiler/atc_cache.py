@@ -25,6 +25,7 @@ from pathlib import Path
 from .atc_workspace import external_files, link_or_copy
 
 SCHEMA = 1
+MAX_BYTES = 64 << 30  # of all entries together, after each conversion: the longest unused go
 _CHUNK = 1 << 20
 
 
@@ -153,10 +154,21 @@ class AtcCache:
         for record in entries:
             nbytes = sum(p.stat().st_size for p in record.parent.rglob("*") if p.is_file())
             total += nbytes
-            if total > max_bytes:
-                shutil.rmtree(record.parent, ignore_errors=True)
+            if total > max_bytes and self._remove(record.parent.name):
                 removed += nbytes
         return removed
+
+    def _remove(self, key: str) -> bool:
+        """Remove an entry unless another run holds it; return whether it is gone."""
+        folder = self.root / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / f"{key}.lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return False
+            shutil.rmtree(self._entry(key), ignore_errors=True)
+        return True
 
     def _entry(self, key: str) -> Path:
         return self.root / "entries" / key

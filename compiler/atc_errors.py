@@ -23,6 +23,8 @@ KILLED = (
     re.compile(r"\bKilled\b|\bSIGKILL\b|\bsignal 9\b|exit ?code:? -9\b", re.IGNORECASE),
     re.compile(r"main process disappeared|Subprocess\[\w*\] raise error", re.IGNORECASE),
 )
+# One line of our parser plugin for each node that it refuses (graph_ops/ascend/log.cc).
+_PLUGIN_LINE = re.compile(r"\[pagedom-plugin\] ERROR (?P<text>node '(?P<node>[^']*)'.*)")
 _SIGKILL_RETURNS = (-9, 137)
 _SHOWN_OF_A_CODE = 6
 
@@ -94,7 +96,11 @@ def find_causes(
         seen: exit status and memory.
         nodes: operator type of each ONNX node by name, to map messages back.
     """
-    findings = [*_signatures(lines, seen), *_coded(lines, nodes or {})]
+    findings = [
+        *_plugin_refusals(lines, nodes or {}),
+        *_signatures(lines, seen),
+        *_coded(lines, nodes or {}),
+    ]
     if not findings:
         findings.append(
             AtcFinding(
@@ -109,9 +115,28 @@ def find_causes(
     return tuple(sorted(unique, key=lambda finding: finding.code == "E19999"))
 
 
+def _plugin_refusals(lines: Sequence[str], nodes: Mapping[str, str]) -> Iterable[AtcFinding]:
+    """Yield what our parser plugin said; ATC itself reports no more than E19999 of it."""
+    for line in lines:
+        found = _PLUGIN_LINE.search(line)
+        if found is None:
+            continue
+        name = found["node"]
+        yield AtcFinding(
+            "",
+            found["text"].strip(),
+            "pagedom's parser plugin refuses the node",
+            "If the message names an operator that CANN lacks, install a newer CANN or compile "
+            "with --cache-write rows; otherwise build the plugin of this pagedom "
+            "(compile-model --build-plugin).",
+            f"{name} ({nodes[name]})" if name in nodes else None,
+        )
+
+
 def _coded(lines: Sequence[str], nodes: Mapping[str, str]) -> Iterable[AtcFinding]:
     for index, line in enumerate(lines):
-        found = None if _LOG_LINE.match(line) else _CODE.search(line)
+        is_log = _LOG_LINE.match(line) or _PLUGIN_LINE.search(line)
+        found = None if is_log else _CODE.search(line)
         if found is None:
             continue
         code = found[1]

@@ -71,8 +71,9 @@ def find_cann(
     raise CannNotFoundError(
         "no CANN with an executable atc was found; looked at "
         + ", ".join(looked)
-        + ". Source the toolkit's set_env.sh, name its folder with --cann, or write files to "
-        "compile on another machine with --emit atc."
+        + ". Source the toolkit's set_env.sh, or name its folder with --cann. Without CANN: "
+        "--emit atc writes a folder to compile on another machine, --target host compiles for "
+        "this machine's CPU."
     )
 
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .cli_options import GroupedCommand, all_options
 from .interruption import Interruption
 
 if TYPE_CHECKING:
     from .request import CompileOptions
 
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
-MAX_BATCH = 1 << 16  # beyond any device; keeps int32 lengths and tables far from their ends
-DTYPES = ("float32", "bfloat16", "float16")
+STOPPING = ("plan", "advise_pages", "list_weights", "capabilities", "build_plugin", "from_om")
 
 HELP = """Compile a LLaMA-style checkpoint to an offline .om model with a paged KV cache.
 
@@ -31,6 +31,8 @@ Examples:
   compile-model smollm2-135m-instruct -o smollm2
   compile-model ./Llama-3.2-1B -o llama --dtype bfloat16 --max-seq-len 8192
   compile-model ./Llama-3.2-1B --emit onnx -o llama-onnx     stock onnxruntime runs it
+  compile-model ./Llama-3.2-1B --target Ascend910B3          with the CANN of this machine
+  compile-model ./Llama-3.2-1B --target Ascend910B3 --emit atc     for another machine with CANN
   compile-model ./config-folder --plan --target Ascend910B3  memory ledger, no weights needed
   compile-model --capabilities                               what each chip can do
 
@@ -45,90 +47,12 @@ Exit codes:
 
 
 @click.command(
+    cls=GroupedCommand,
     help=HELP,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.argument("model", required=False)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Folder to write (default: NAME-host, NAME-onnx, …). One of the same kind is replaced.",
-)
-@click.option(
-    "--target",
-    default="host",
-    show_default=True,
-    help="host (this machine's CPU), a SoC such as Ascend910B3, or auto (ask the machine).",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(DTYPES),
-    help="Type of weights, activations and cache (default: float32 on host, else 16-bit).",
-)
-@click.option(
-    "--page-size",
-    type=click.IntRange(min=1),
-    help="Tokens of a KV page (default: the target's own choice; see --advise-pages).",
-)
-@click.option(
-    "--max-seq-len",
-    type=click.IntRange(min=1),
-    help="Longest sequence in tokens, prompt and answer (default: 2048 or the model's limit).",
-)
-@click.option(
-    "--max-batch",
-    type=click.IntRange(1, MAX_BATCH),
-    default=64,
-    show_default=True,
-    help="Most sequences in one step.",
-)
-@click.option(
-    "--gears",
-    metavar="T,B;T,B;…",
-    help="Compile these step shapes only, as for a chip: T tokens of B sequences each. A step is "
-    "padded to the smallest that holds it, which takes one sequence more.",
-)
-@click.option(
-    "--num-pages",
-    type=click.IntRange(min=2),
-    help="With --gears: pages of the cache, compiled in (default: enough for B full sequences).",
-)
-@click.option(
-    "--cache-write",
-    type=click.Choice(("inplace", "rows")),
-    help="How new keys and values reach the pages: inplace by the model (default), rows by the "
-    "runtime from an output of the model (attention in base operators).",
-)
-@click.option(
-    "--emit",
-    type=click.Choice(("om", "onnx")),
-    default="om",
-    show_default=True,
-    help="om: the artefact. onnx: stop after the ONNX file.",
-)
-@click.option(
-    "--executor",
-    type=click.Choice(("openvino", "oracle")),
-    default="openvino",
-    show_default=True,
-    help="Which of the host's executors the page size must suit (the oracle takes any).",
-)
-@click.option("--plan", is_flag=True, help="Show the memory ledger and stop; needs no weights.")
-@click.option("--advise-pages", is_flag=True, help="Show legal and recommended page sizes; stop.")
-@click.option(
-    "--lengths",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="One sequence length a line, for --advise-pages.",
-)
-@click.option(
-    "--capabilities",
-    is_flag=True,
-    help="Show what each target can do (with --target SOC: one chip with sources); stop.",
-)
-@click.option("--list-weights", is_flag=True, help="Account for every tensor of MODEL; stop.")
-@click.option("--json", "as_json", is_flag=True, help="Print results for machines.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@all_options
 @click.version_option(package_name="pagedom", prog_name="compile-model")
 def command(**options: Any) -> None:
     """Dispatch: each branch imports what it needs, so that --help stays instant."""
@@ -174,8 +98,14 @@ def _discard_output() -> None:
 
 def _run(options: dict[str, Any], interruption: Interruption) -> None:
     _refuse_contradictions(options)
-    if options["capabilities"]:
+    if options["capabilities"] is not None:
         _capabilities(options)
+        return
+    if options["build_plugin"] or options["from_om"]:
+        from . import chip_commands
+
+        show = chip_commands.show_plugin if options["build_plugin"] else chip_commands.finish
+        show(options, interruption.check)
         return
     if not options["model"]:
         raise click.UsageError("give a MODEL: a folder, a .gguf file or a demo's name (see --help)")
@@ -192,12 +122,10 @@ def _run(options: dict[str, Any], interruption: Interruption) -> None:
 def _refuse_contradictions(options: dict[str, Any]) -> None:
     """--plan and --advise-pages go together; any other two of the stopping options do not."""
     stopping = [
-        "--" + name.replace("_", "-")
-        for name in ("plan", "advise_pages", "list_weights", "capabilities")
-        if options[name]
+        "--" + name.replace("_", "-") for name in STOPPING if options[name] not in (None, False)
     ]
     if len(stopping) > 1 and stopping != ["--plan", "--advise-pages"]:
-        raise click.UsageError(f"{' and '.join(stopping)} each show something and stop: give one")
+        raise click.UsageError(f"{' and '.join(stopping)} each do one thing and stop: give one")
     if options["lengths"] is not None and not options["advise_pages"]:
         raise click.UsageError(
             "--lengths is read by --advise-pages only: add that, or leave it out"
@@ -205,16 +133,15 @@ def _refuse_contradictions(options: dict[str, Any]) -> None:
 
 
 def _capabilities(options: dict[str, Any]) -> None:
-    from rich.console import Console
-
+    from ..runtime.show import show
     from .capabilities import capability_matrix, render_capabilities
 
-    soc = options["model"] or (options["target"] if options["target"] != "host" else None)
+    soc = options["capabilities"] or options["model"] or options["target"]
     matrix = capability_matrix(soc)
     if options["as_json"]:
         _print_json(matrix)
     else:
-        Console().print(render_capabilities(matrix))
+        show(render_capabilities(matrix))
 
 
 def _list_weights(options: dict[str, Any]) -> None:
@@ -234,24 +161,24 @@ def _list_weights(options: dict[str, Any]) -> None:
 def _compile(options: dict[str, Any], interruption: Interruption) -> None:
     from rich.console import Console
 
-    from ..models.checkpoint import open_checkpoint
-    from .request import resolve
+    from .fetch_stages import open_in_stages
+    from .request import require_compiler, resolve
     from .stages import Stages, megabytes
 
     console = Console(stderr=True, quiet=options["as_json"], highlight=False)
     stages = Stages(console, check=interruption.check)
-    with stages.stage("Open checkpoint") as stage:
-        checkpoint = open_checkpoint(
-            options["model"], lambda _, done, total: stage.show(done, total)
-        )
-    with checkpoint:
-        request = resolve(_options(options), checkpoint)
+    given = _options(options)
+    require_compiler(given)
+    with open_in_stages(options["model"], stages) as checkpoint:
+        request = resolve(given, checkpoint)
         console.print(request.table())
+        for warning in request.warnings:
+            _warn(warning)
         with stages.stage("Load the compiler"):  # late: bad checkpoints are refused without it
             from .pipeline import compile_model
         done = compile_model(request, checkpoint, stages, _cmdline())
     for warning in done.warnings:
-        click.echo(f"{click.style('warning:', fg='yellow')} {warning}", err=True)
+        _warn(warning)
     if options["as_json"]:
         _print_json(
             {
@@ -263,9 +190,22 @@ def _compile(options: dict[str, Any], interruption: Interruption) -> None:
         )
         return
     _note(click.style(str(done.output), bold=True) + f" is ready ({megabytes(done.bytes)})")
-    if request.emit == "om":
-        run = shlex.join(["run-om", "generate", str(done.output), "--prompt", "Hello"])
-        _note(click.style("next: ", dim=True) + run)
+    next_step = _next_step(request.emit, done.output)
+    if next_step:
+        _note(click.style("next: ", dim=True) + next_step)
+
+
+def _next_step(emit: str, output: Path) -> str:
+    if emit == "om":
+        return shlex.join(["run-om", "generate", str(output), "--prompt", "Hello"])
+    if emit == "atc":
+        back = shlex.join(["compile-model", "--from-om", str(output)])
+        return f"on a machine with CANN run compile.sh in that folder, then {back}"
+    return ""
+
+
+def _warn(text: str) -> None:
+    click.echo(f"{click.style('warning:', fg='yellow')} {text}", err=True)
 
 
 def _note(text: str) -> None:
@@ -275,10 +215,15 @@ def _note(text: str) -> None:
 def _options(options: dict[str, Any]) -> CompileOptions:
     from dataclasses import fields
 
+    from .atc_settings import AtcSettings
     from .request import CompileOptions
 
-    names = {field.name for field in fields(CompileOptions)}
-    return CompileOptions(**{name: value for name, value in options.items() if name in names})
+    def given(kind: type[CompileOptions] | type[AtcSettings]) -> dict[str, Any]:
+        names = {field.name for field in fields(kind)}
+        found = {name: value for name, value in options.items() if name in names}
+        return {name: value for name, value in found.items() if value is not None}
+
+    return CompileOptions(**given(CompileOptions), atc=AtcSettings(**given(AtcSettings)))
 
 
 def _cmdline() -> str:

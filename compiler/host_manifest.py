@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
+from ..models.config import ModelConfig
 from ..runtime.manifest import SCHEMA_VERSION, Binding, Manifest, ModelGeometry, OutputBinding
 from ..runtime.om_file.ge_graph import TensorDesc
 from .ge_weights import weight_bytes
@@ -30,17 +31,7 @@ def host_manifest(request: CompileRequest, graph: HostGraph) -> Manifest:
         max_batch=request.max_batch,
         table_width=request.table_width,
         cache_layout=request.form.cache_layout,
-        model=ModelGeometry(
-            config.family,
-            config.vocab_size,
-            config.hidden_size,
-            config.num_layers,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            config.bos_id,
-            config.eos_ids,
-        ),
+        model=model_geometry(config),
         inputs=_inputs(graph),
         outputs=_outputs(graph),
         gears=tuple({"T": tokens, "B": seqs, "R": seqs} for tokens, seqs in request.form.gears),
@@ -49,12 +40,30 @@ def host_manifest(request: CompileRequest, graph: HostGraph) -> Manifest:
             "kv_per_token": kv_bytes,
             "kv_per_page": kv_bytes * request.page_size,
         },
-        tools={
-            name: importlib.metadata.version(name)
-            for name in ("pagedom", "torch", "onnx", "onnxscript")
-        },
+        tools=tool_versions(),
         num_pages=request.form.num_pages,
     )
+
+
+def model_geometry(config: ModelConfig) -> ModelGeometry:
+    """Return what the runtime must know of a model."""
+    return ModelGeometry(
+        config.family,
+        config.vocab_size,
+        config.hidden_size,
+        config.num_layers,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.bos_id,
+        config.eos_ids,
+    )
+
+
+def tool_versions() -> dict[str, str]:
+    """Return the versions of what exports and lowers."""
+    names = ("pagedom", "torch", "onnx", "onnxscript")
+    return {name: importlib.metadata.version(name) for name in names}
 
 
 def _inputs(graph: HostGraph) -> tuple[Binding, ...]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
 
 from ..models.checkpoint import Checkpoint
-from ..runtime.artifact import MODEL_FILE, building_artifact
+from ..runtime.artifact import MODEL_FILE, ArtifactBuilder, building_artifact
 from ..runtime.chat_template import ChatTemplate, ChatTemplateError
+from ..runtime.manifest import Manifest
 from ..runtime.tokenizer import Tokenizer, TokenizerError
 from .ge_weights import weight_bytes
 from .host import HostGraph, lower_for_host, write_host_om
@@ -20,6 +22,14 @@ from .request import CompileRequest
 from .stages import Stages, megabytes
 
 TEMPLATE_FILE = "chat_template.jinja"
+
+
+@dataclass(frozen=True)
+class Written:
+    """Bytes of the model's files, and what the user should be told."""
+
+    bytes: int
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -38,20 +48,34 @@ def compile_model(
 
     What can be refused without the export (the place, the tokenizer) is looked at before it.
     Raises ExportError, GeImportError, PassError, WeightError, TokenizerError, ArtifactError,
-    OutputError, OSError.
+    OutputError, OSError; for a chip also what `chip_compile` and `chip_bundle` name.
     """
-    write = _write_onnx if request.emit == "onnx" else _write_artefact
     with explaining(request.output):
-        nbytes = write(request, checkpoint, stages, cmdline)
-    return Compiled(request.output, nbytes, tuple(checkpoint.warnings))
+        written = _write(request, checkpoint, stages, cmdline)
+    notes = (*written.notes, *checkpoint.warnings)
+    return Compiled(request.output, written.bytes, tuple(dict.fromkeys(notes)))
 
 
-def _write_onnx(
+def _write(
     request: CompileRequest, checkpoint: Checkpoint, stages: Stages, cmdline: str
-) -> int:
+) -> Written:
+    if request.emit == "onnx":
+        return Written(_write_onnx(request, checkpoint, stages))
+    if request.emit == "atc":
+        from .chip_bundle import write_chip_bundle
+
+        return write_chip_bundle(request, checkpoint, stages)
+    if request.target.is_host:
+        return Written(_write_artefact(request, checkpoint, stages, cmdline))
+    from .chip_compile import write_chip_artefact
+
+    return write_chip_artefact(request, checkpoint, stages)
+
+
+def _write_onnx(request: CompileRequest, checkpoint: Checkpoint, stages: Stages) -> int:
     from .onnx_artifact import write_onnx_folder
 
-    return write_onnx_folder(request, checkpoint, lambda: _export(request, stages), stages)
+    return write_onnx_folder(request, checkpoint, lambda: export_stage(request, stages), stages)
 
 
 def _write_artefact(
@@ -59,15 +83,23 @@ def _write_artefact(
 ) -> int:
     with building_artifact(request.output) as build:
         write_text_files(checkpoint, build.folder)
-        model = _export(request, stages)
+        model = export_stage(request, stages)
         with stages.stage("Lower to GE-IR") as stage:
             graph = lower_for_host(model, request.config.name, request.form)
             stage.note = f"{len(graph.build.graph.nodes)} nodes"
         require_space(build.folder, request.output, weight_bytes(graph.build))
         nbytes = _write_model(request, checkpoint, graph, build.folder, stages, cmdline)
-        with stages.stage("Hash") as stage:
-            build.finish(host_manifest(request, graph), lambda _, done, total: stage.show(done, total))
+        hash_stage(build, host_manifest(request, graph), {}, stages)
     return nbytes
+
+
+def hash_stage(
+    build: ArtifactBuilder, manifest: Manifest, memory: Mapping[str, int], stages: Stages
+) -> None:
+    """Hash the files and write the manifest; `memory` has figures that are better than its own."""
+    manifest = replace(manifest, memory={**manifest.memory, **memory})
+    with stages.stage("Hash") as stage:
+        build.finish(manifest, lambda _, done, total: stage.show(done, total))
 
 
 def write_text_files(checkpoint: Checkpoint, folder: Path) -> None:
@@ -93,12 +125,13 @@ def write_text_files(checkpoint: Checkpoint, folder: Path) -> None:
         checkpoint.warnings.append(f"left out, so prompts are sent as they are: {error}")
 
 
-def _export(request: CompileRequest, stages: Stages) -> ir.Model:
+def export_stage(request: CompileRequest, stages: Stages) -> ir.Model:
+    """Export the model's graph, without weights."""
     with stages.stage("Trace and export to ONNX") as stage:
         from .export import ExportOptions, export_onnx
 
         options = ExportOptions(request.dtype, request.max_seq_len, request.page_size)
-        model = export_onnx(request.config, options, lambda _, done, all: stage.show(done, all))
+        model = export_onnx(request.config, options, lambda work, *_: stage.say(work))
         stage.note = f"{len(list(model.graph))} nodes"
         return model
 

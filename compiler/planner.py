@@ -46,6 +46,14 @@ class PlanRequest:
     gears: tuple[tuple[int, int], ...] = ()  # (T, B) each
     memory_bytes: int | None = None  # None = the target's
     utilisation: float = 0.9  # share of the device's memory that may be used
+    composed: bool | None = None  # attention in base operators; None = as the target has it
+
+    @property
+    def is_composed(self) -> bool:
+        """Whether attention is built from base operators, with the new rows as an output."""
+        if self.composed is not None:
+            return self.composed
+        return self.target.family.prefill == "composed"
 
     def __post_init__(self) -> None:
         sizes = ("page_size", "max_seq_len", "max_batch", "step_tokens")
@@ -266,8 +274,7 @@ def _memory(request: PlanRequest) -> tuple[int | None, str]:
 def _constants(config: ModelConfig, request: PlanRequest) -> list[LedgerRow]:
     tables = 2 * request.max_seq_len * config.head_dim * 4
     rows = [LedgerRow("rotary tables", tables, "cos and sin, float32 [max_seq_len, D]")]
-    op = request.target.family.attention
-    if op is not None and op.op == "FusedInferAttentionScore":
+    if request.target.family.attention is not None and not request.is_composed:
         rows.append(LedgerRow("causal mask", _MASK_BYTES, "constant bool [2048, 2048]"))
     return rows
 
@@ -286,7 +293,7 @@ def _step_rows(config: ModelConfig, request: PlanRequest) -> list[LedgerRow]:
         how += f"; shape buffers of {gears} gears"
     outputs = _allocated(seqs * config.vocab_size * 4)
     text = "logits float32 [R, V]"
-    if request.target.family.cache_write.op.startswith("new rows"):
+    if request.is_composed:
         kv_item = dtype_row(request.kv_dtype or request.dtype).itemsize
         outputs += _allocated(2 * config.num_layers * tokens * _kv_width(config) * kv_item)
         text += ", new K and V rows of all layers"
@@ -298,8 +305,8 @@ def _kv_width(config: ModelConfig) -> int:
 
 
 def table_width(request: PlanRequest) -> int:
-    """Return M: pages of a full sequence, rounded up to the target's row alignment."""
-    align = request.target.family.table_align
+    """Return M: pages of a full sequence; rows of a fused table are aligned as the target wants."""
+    align = 1 if request.is_composed else request.target.family.table_align
     return -(-pages_of(request.max_seq_len, request.page_size) // align) * align
 
 
@@ -311,7 +318,8 @@ def _workspace(config: ModelConfig, request: PlanRequest, kv_dtype: str) -> Ledg
     """Activations that live at once in one layer, by the larger of attention and MLP.
 
     Attention: residual, normed, q, k, v, out. MLP: residual, normed, gate, up, product. Composed
-    attention also gathers one layer's pages of all sequences and holds scores in float32.
+    attention also gathers one layer's pages of all sequences and holds the scores of every row
+    with all of them in float32.
     """
     tokens = max([request.step_tokens, *(gear[0] for gear in request.gears)])
     item = dtype_row(request.dtype).itemsize
@@ -320,14 +328,16 @@ def _workspace(config: ModelConfig, request: PlanRequest, kv_dtype: str) -> Ledg
     mlp = 2 * hidden + 3 * config.intermediate_size
     size = tokens * max(attention, mlp) * item
     how = f"T {tokens} x {max(attention, mlp)} live elements"
-    if request.target.family.prefill == "composed":
-        visible = table_width(request) * request.page_size
-        gathered = (
-            2 * request.max_batch * visible * _kv_width(config) * dtype_row(kv_dtype).itemsize
-        )
-        scores = tokens * config.num_heads * visible * 4
+    if request.is_composed:
+        seqs = max([request.max_batch, *(gear[1] for gear in request.gears)])
+        columns = seqs * table_width(request) * request.page_size + tokens
+        gathered = 2 * columns * _kv_width(config) * dtype_row(kv_dtype).itemsize
+        scores = tokens * config.num_heads * columns * 4
         size += gathered + scores
-        how += ", gathered pages of a layer and float32 scores (composed attention)"
+        how += (
+            f", one layer's pages of all sequences and their float32 scores [T,H,{columns}] "
+            "(composed attention)"
+        )
     return LedgerRow("workspace", size, how, estimate=True)
 
 

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..models.checkpoint import Checkpoint
 from ..models.config import ModelConfig
+from ..models.gguf_name import gguf_name
+from .atc_settings import DEFAULT_SETTINGS, AtcSettings, compiling_cann
+from .chip_form import (
+    ChipForm,
+    ChipModel,
+    ChipOptions,
+    default_max_batch,
+    is_composed,
+    resolve_chip_form,
+)
 from .combination import Combination, CombinationOptions
-from .form_options import FormOptions, resolve_form
-from .host_forms import PLAIN, ROWS, HostForm
+from .form_options import FormError, FormOptions, resolve_form
+from .host_forms import PLAIN, HostForm
 from .page_rules import recommended_page_size
 from .target_records import Target
 from .target_resolve import resolve_target
-from .target_rules import require_combination
+from .target_rules import cautions, require_combination
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from .cann_install import CannInstall
+    from .gear_planner import GearPlan
 
 DEFAULT_MAX_SEQ_LEN = 2048
 DEFAULT_MAX_BATCH = 64
@@ -38,12 +51,33 @@ class CompileOptions:
     dtype: str | None = None
     page_size: int | None = None
     max_seq_len: int | None = None
-    max_batch: int = DEFAULT_MAX_BATCH
+    max_batch: int | None = None
     emit: str = "om"
     executor: str = "openvino"  # for which of the host's executors pages must be legal
-    gears: str | None = None  # "T,B;T,B": the shapes to compile, None = any shape
-    num_pages: int | None = None  # P of a geared model, the null page included
+    gears: str | None = None  # "T,B;T,B": the shapes to compile, None = any shape, or planned
+    num_pages: int | None = None  # P, the null page included, where it is compiled in
     cache_write: str | None = None  # "inplace" or "rows"
+    input_shape_range: bool = False
+    traffic: Path | None = None
+    max_batch_tokens: int | None = None
+    memory: float | None = None  # GiB of the chip, None = as the target's record says
+    atc: AtcSettings = DEFAULT_SETTINGS
+
+    @property
+    def chip(self) -> ChipOptions:
+        """The options of a chip's form."""
+        return ChipOptions(
+            self.gears,
+            self.num_pages,
+            self.cache_write,
+            self.input_shape_range,
+            self.traffic,
+            self.max_batch_tokens,
+            self.memory,
+        )
+
+
+_NO_OPTIONS = CompileOptions("")
 
 
 @dataclass(frozen=True)
@@ -59,87 +93,188 @@ class CompileRequest:
     emit: str
     output: Path
     form: HostForm = PLAIN
+    options: CompileOptions = _NO_OPTIONS
+    gear_plan: GearPlan | None = None
+    cann: CannInstall | None = None  # that compiles here; None where nothing is compiled by ATC
+    cann_release: str | None = None  # that will compile; None = not known
+    warnings: tuple[str, ...] = ()
 
     @property
     def table_width(self) -> int:
         """M: pages of one sequence at most, rounded up to what the target wants."""
-        return table_width(self.target, self.max_seq_len, self.page_size)
+        fixed = self.form.table_width
+        return fixed or table_width(self.target, self.max_seq_len, self.page_size)
+
+    @property
+    def chip_model(self) -> ChipModel:
+        """What a chip's form depends on beside the options."""
+        return ChipModel(
+            self.target,
+            self.config,
+            self.dtype,
+            self.page_size,
+            self.max_seq_len,
+            self.max_batch,
+            self.table_width,
+        )
 
     def table(self) -> Table:
         """Return what was decided, for people."""
         from rich.table import Table
         from rich.text import Text
 
-        config = self.config
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim")
-        heads = f"{config.num_heads} heads, {config.num_kv_heads} key/value, dim {config.head_dim}"
-        rows = {
-            "model": f"{config.name} ({config.family}, {config.num_layers} layers, {heads})",
-            "target": self.target.name,
-            "dtype": self.dtype,
-            "page size": f"{self.page_size} tokens",
-            "longest sequence": f"{self.max_seq_len} tokens ({self.table_width} pages)",
-            "largest batch": f"{self.max_batch} sequences a step",
-            "form": self.form.text(),
-            "output": str(self.output),
-        }
-        for name, value in rows.items():
+        for name, value in self.rows():
             table.add_row(name, Text(value, overflow="fold"))  # a path may look like markup
         return table
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return what was decided as (name, value)."""
+        config = self.config
+        heads = f"{config.num_heads} heads, {config.num_kv_heads} for K and V, of {config.head_dim}"
+        pages = -(-self.max_seq_len // self.page_size)
+        shown = [
+            ("model", f"{config.name} ({config.family})"),
+            ("layers", f"{config.num_layers}; {heads}"),
+            ("target", self.target.name),
+            ("dtype", self.dtype),
+            ("page size", f"{self.page_size} tokens"),
+            ("longest sequence", f"{self.max_seq_len} tokens ({pages} pages)"),
+            ("largest batch", f"{self.max_batch} sequences a step"),
+            ("form", self.form.text()),
+        ]
+        if self.gear_plan is not None:
+            plan = self.gear_plan
+            shown.append(("expected padding", f"{plan.padding:.0%} of all tokens; {plan.traffic}"))
+        if self.cann is not None:
+            release = f"CANN {self.cann_release or 'of an unknown release'}"
+            shown.append(("compiler", f"{release}, {self.cann.atc} ({self.cann.found_by})"))
+        elif self.emit == "atc":
+            shown.append(("compiler", f"CANN {self.cann_release or '8.5 or newer'}, elsewhere"))
+        return [*shown, ("output", str(self.output))]
+
+
+def require_compiler(options: CompileOptions) -> None:
+    """Refuse what needs no model to be refused, before one is opened or fetched.
+
+    Raises TargetError, RequestError, CannNotFoundError.
+    """
+    target = resolve_target(options.target)
+    _refuse_atc_for_host(options, target)
+    _cann(options, target, plan=False)
 
 
 def resolve(options: CompileOptions, checkpoint: Checkpoint) -> CompileRequest:
     """Decide what was left open and refuse what cannot work.
 
-    Raises TargetError, CombinationError (all reasons with their sources), FormError, GearError or
-    RequestError.
+    Raises TargetError, CannNotFoundError, CombinationError (all reasons with their sources),
+    FormError, GearError, TrafficError or RequestError.
     """
-    request = resolve_for(options, checkpoint.config)
-    if options.emit == "om" and not request.target.is_host:
-        raise RequestError(
-            f"--target {request.target.name} cannot be compiled to .om here yet; allowed is "
-            "--target host. For this chip: --plan, --advise-pages, --capabilities, --emit onnx"
-        )
-    return request
+    return resolve_for(options, checkpoint.config)
 
 
-def resolve_for(options: CompileOptions, config: ModelConfig) -> CompileRequest:
-    """Do what `resolve` does for a configuration alone, as plans need it."""
+def resolve_for(options: CompileOptions, config: ModelConfig, plan: bool = False) -> CompileRequest:
+    """Do what `resolve` does for a configuration alone; `plan`: no CANN, no bound on the memory."""
     target = resolve_target(options.target)
+    _refuse_atc_for_host(options, target)
+    cann, release = _cann(options, target, plan)
     dtype = options.dtype or _default_dtype(target)
-    choice = _choice(options, None)
     page_size = options.page_size
     if page_size is None:
-        context = Combination(target, config, dtype, 1, 1, choice).pages
-        page_size = recommended_page_size(context) or target.family.default_page_size
+        context = Combination(target, config, dtype, 1, 1, _choice(options, target, None, None))
+        recommended = recommended_page_size(context.pages)
+        page_size = recommended or target.family.default_page_size
     max_seq_len = _max_seq_len(options, config)
-    choice = _choice(options, max_seq_len)
-    require_combination(Combination(target, config, dtype, page_size, options.max_batch, choice))
-    given = FormOptions(options.gears, options.num_pages, options.cache_write)
-    form = resolve_form(given, target, table_width(target, max_seq_len, page_size))
-    widest = max((seqs for _, seqs in form.gears), default=options.max_batch)
-    max_batch = min(options.max_batch, widest)
-    output = options.output or default_output(options, target)
+    max_batch = options.max_batch or default_max_batch(
+        target, options.cache_write, DEFAULT_MAX_BATCH
+    )
+    choice = _choice(options, target, max_seq_len, release)
+    combination = Combination(target, config, dtype, page_size, max_batch, choice)
+    require_combination(combination)
+    composed = is_composed(target, options.cache_write)
+    width = table_width(target, max_seq_len, page_size, composed)
+    model = ChipModel(target, config, dtype, page_size, max_seq_len, max_batch, width)
+    chip = _form(options, model, fit=not plan)
     return CompileRequest(
-        config, target, dtype, page_size, max_seq_len, max_batch, options.emit, output, form
+        config=config,
+        target=target,
+        dtype=dtype,
+        page_size=page_size,
+        max_seq_len=max_seq_len,
+        max_batch=min(max_batch, chip.form.max_batch or max_batch),
+        emit=options.emit,
+        output=options.output or default_output(options, target),
+        form=chip.form,
+        options=options,
+        gear_plan=chip.gear_plan,
+        cann=cann,
+        cann_release=release,
+        warnings=(*(str(row) for row in cautions(combination)), *chip.notes),
     )
 
 
-def table_width(target: Target, max_seq_len: int, page_size: int) -> int:
-    """Return M: pages of one sequence at most, rounded up to what the target wants."""
+def _refuse_atc_for_host(options: CompileOptions, target: Target) -> None:
+    """Raise RequestError for options of a conversion that does not take place."""
+    if not target.is_host:
+        return
+    given = [
+        f"--{field.name.replace('_', '-')}"
+        for field in fields(AtcSettings)
+        if getattr(options.atc, field.name) != getattr(DEFAULT_SETTINGS, field.name)
+    ]
+    if options.emit == "atc":
+        given.append("--emit atc")
+    if given:
+        raise RequestError(
+            f"{', '.join(given)}: for chips only, and the target is host. Name a chip with "
+            "--target, such as Ascend910B3"
+        )
+
+
+def _cann(
+    options: CompileOptions, target: Target, plan: bool
+) -> tuple[CannInstall | None, str | None]:
+    """Return the toolkit and the release, where a chip's model is compiled."""
+    if target.is_host or options.emit == "onnx" or plan:
+        return None, None
+    return compiling_cann(options.atc, here=options.emit == "om")
+
+
+def _form(options: CompileOptions, model: ChipModel, fit: bool) -> ChipForm:
+    """Return the form of an artefact; an ONNX file of --emit onnx has all shapes open."""
+    if not model.target.is_host and options.emit != "onnx":
+        return resolve_chip_form(options.chip, model, fit)
+    for name, value in (
+        ("--traffic", options.traffic),
+        ("--input-shape-range", options.input_shape_range or None),
+        ("--max-batch-tokens", options.max_batch_tokens),
+    ):
+        if value is not None:
+            raise FormError(f"{name} is for chips; {model.target.name} takes --gears or any shape")
+    given = FormOptions(options.gears, options.num_pages, options.cache_write)
+    return ChipForm(resolve_form(given, model.target, model.table_width))
+
+
+def table_width(target: Target, max_seq_len: int, page_size: int, composed: bool = False) -> int:
+    """Return M: pages of one sequence at most, rounded up to what the target's operator wants."""
     pages = -(-max_seq_len // page_size)
-    align = target.family.table_align
+    align = 1 if composed else target.family.table_align
     return -(-pages // align) * align
 
 
-def _choice(options: CompileOptions, max_seq_len: int | None) -> CombinationOptions:
+def _choice(
+    options: CompileOptions, target: Target, max_seq_len: int | None, cann: str | None
+) -> CombinationOptions:
+    composed = is_composed(target, options.cache_write)
+    shapes = "range" if options.input_shape_range else "gears" if options.gears else None
     return CombinationOptions(
         executor=options.executor,
         max_seq_len=max_seq_len,
-        attention="composed" if options.cache_write == ROWS else "fused",
-        shapes="gears" if options.gears else None,
+        attention="composed" if composed else "fused",
+        shapes=shapes,
         cache_write=options.cache_write,
+        cann=cann,
     )
 
 
@@ -170,11 +305,12 @@ def _max_seq_len(options: CompileOptions, config: ModelConfig) -> int:
 
 
 def default_output(options: CompileOptions, target: Target) -> Path:
-    """Return NAME-host, NAME-Ascend910B3 or NAME-onnx in the current folder.
+    """Return NAME-host, NAME-Ascend910B3, NAME-onnx or NAME-Ascend910B3-atc in this folder.
 
     Never the model's own name: that is where the checkpoint itself often lies.
     """
     path = Path(options.model)
     path = path.resolve() if path.exists() else path
-    name = path.stem if path.suffix == ".gguf" else path.name
-    return Path(f"{name or 'model'}-{target.name if options.emit == 'om' else options.emit}")
+    name = gguf_name(path) if path.suffix == ".gguf" else path.name
+    kind = {"om": target.name, "atc": f"{target.name}-atc"}.get(options.emit, options.emit)
+    return Path(f"{name or 'model'}-{kind}")

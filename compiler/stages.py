@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Show = Callable[[float, float], None]  # work done, work in all
+Say = Callable[[str], None]  # what is going on
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,13 @@ class StageRecord:
 
 @dataclass
 class Stage:
-    """A running stage: call `show` with (done, all), set `note` for the line at the end."""
+    """A running stage: call `show` with (done, all), `say` with a line of a tool's output.
 
-    show: Show
+    `note` is for the line at the end.
+    """
+
+    show: Show = lambda done, total: None
+    say: Say = lambda text: None
     note: str = ""
 
 
@@ -50,11 +55,11 @@ class Stages:
         self.check()
         start = time.perf_counter()
         if self.console is None or not self.console.is_terminal:
-            stage = Stage(lambda done, total: None)
+            stage = Stage()
             yield stage
         else:
-            with _bar(self.console, name) as show:
-                stage = Stage(show)
+            with _bar(self.console, name) as (show, say):
+                stage = Stage(show, say)
                 yield stage
         self.check()
         seconds = time.perf_counter() - start
@@ -67,19 +72,28 @@ class Stages:
 
 
 @contextmanager
-def _bar(console: Console, name: str) -> Iterator[Show]:
+def _bar(console: Console, name: str) -> Iterator[tuple[Show, Say]]:
     """Show a bar that vanishes at the end."""
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
+    rest = Column(no_wrap=True, overflow="ellipsis", ratio=1)  # one line, whatever is said
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description:<28}", markup=False),
-        BarColumn(),
+        BarColumn(bar_width=20),
         TimeElapsedColumn(),
+        TextColumn("{task.fields[said]}", markup=False, style="dim", table_column=rest),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(name, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    with Progress(*columns, console=console, transient=True, expand=True) as progress:
+        task = progress.add_task(name, total=None, said="")
+
+        def say(text: str) -> None:
+            line = " ".join(text.split())
+            if line:
+                progress.update(task, said=line)
+
+        yield lambda done, total: progress.update(task, completed=done, total=total), say
 
 
 def megabytes(nbytes: int) -> str:

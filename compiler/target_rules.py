@@ -204,7 +204,7 @@ def _attention_rules(combination: Combination, op: FusedAttention) -> list[Rule]
     group = model.num_heads // max(model.num_kv_heads, 1)
     row = model.num_kv_heads * model.head_dim
     length = combination.options.max_seq_len or 0
-    composed = "Use the composed lowering (--attention composed), or another target."
+    composed = "Use the composed lowering (--cache-write rows), or another target."
     limits = (
         ("batch-limit", op.max_batch, combination.max_batch, "max_batch", "Lower --max-batch."),
         ("heads-limit", op.max_heads, model.num_heads, "query heads", composed),

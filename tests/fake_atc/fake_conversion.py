@@ -16,7 +16,7 @@ _WORDS = """
 Add Sub Mul Div Pow Sqrt Reciprocal Neg Sigmoid Softmax ReduceMean ReduceMax Gather Concat Split
 Transpose ConstantOfShape ScatterND Clip Max Min Reshape Unsqueeze Squeeze Expand Cast Shape Range
 Cos Sin Where Equal Less Greater And Not CumSum Einsum GatherND MatMul Gemm Identity Abs ReduceSum
-LessOrEqual Tile Erf Tanh TopK
+LessOrEqual Tile Erf Tanh TopK ArgMax
 """
 BASE = frozenset(_WORDS.split())
 SPECIAL = {"LayerNormalization": range(17, 19), "Trilu": range(14, 19), "Slice": range(10, 19)}

@@ -30,7 +30,7 @@ REFERENCE = ROOT / "docs" / "reference.md"
 REFRESH = "python tests/doc_reference.py docs/reference.md writes the tables anew"
 
 # Options that pages speak of and that come with compiling for chips.
-PROMISED = frozenset({"--build-plugin", "--cann", "--from-om", "--input-shape-range", "--traffic"})
+PROMISED: frozenset[str] = frozenset()
 FOREIGN = frozenset({"--mode", "--model"})  # of atc
 
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
