@@ -36,7 +36,7 @@ def capability_matrix(soc: str | None = None) -> dict[str, Any]:
 
 
 def render_capabilities(matrix: dict[str, Any]) -> RenderableType:
-    """Return the matrix as a rich renderable that reads well at 100 columns."""
+    """Return the matrix as a rich renderable that reads well at 80 columns: a block a target."""
     if "soc" in matrix:
         title = f"{matrix['soc']} (family {matrix['family']})"
         table = Table(title=title, title_justify="left", expand=True)
@@ -45,22 +45,24 @@ def render_capabilities(matrix: dict[str, Any]) -> RenderableType:
         for fact in matrix["facts"]:
             table.add_row(fact["name"], _words(fact["value"]), fact["source"])
         return table
-    table = Table(title="Capabilities", title_justify="left", show_lines=True)
-    columns = ("target", "dtypes", "attention", "cache write", "page size", "shapes")
-    for name, width in zip(columns, (13, 8, 24, 16, 12, 8)):
-        table.add_column(name, width=width, overflow="fold")
+    parts: list[RenderableType] = []
     for family in matrix["families"]:
-        table.add_row(*_summary_cells(family))
+        title = Text.assemble((family["name"], "bold"), f"  {_brief(family['socs'])}")
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", no_wrap=True)
+        for name, value in _summary(family):
+            grid.add_row(f"  {name}", Text(value))
+        parts += [title, grid, Text("")]
     note = Text(
         "Sources: --capabilities SOC, for example --capabilities Ascend910B3. "
         "No row was measured on a device: all is from documentation and source code.",
         style="dim",
     )
-    return Group(table, note)
+    return Group(*parts, note)
 
 
-def _summary_cells(family: dict[str, Any]) -> tuple[str, ...]:
-    attention = f"decode: {family['decode']}\nprefill: {family['prefill']}"
+def _summary(family: dict[str, Any]) -> list[tuple[str, str]]:
+    attention = f"decode {family['decode']}, prefill {family['prefill']}"
     if family["prefill"].startswith(family["decode"]):
         attention = family["prefill"]
     write = family["cache_write"]
@@ -69,16 +71,14 @@ def _summary_cells(family: dict[str, Any]) -> tuple[str, ...]:
     if family["cache_write_fallback"]:
         write += f", else {family['cache_write_fallback']}"
     low, high = family["gears"]
-    shapes = f"static; gears {low}..{high}" + ("; range" if family["range_shapes"] else "")
-    names = family["name"] + "\n" + _brief(family["socs"])
-    return (
-        names,
-        "\n".join(family["dtypes"]),
-        attention,
-        write,
-        family["page_sizes"] + f"\ndefault {family['default_page_size']}",
-        shapes,
-    )
+    shapes = f"static; {low} to {high} gears" + ("; any (range)" if family["range_shapes"] else "")
+    return [
+        ("dtypes", ", ".join(family["dtypes"])),
+        ("attention", attention),
+        ("cache write", write),
+        ("page size", f"{family['page_sizes']}; default {family['default_page_size']}"),
+        ("shapes", shapes),
+    ]
 
 
 def _brief(socs: list[str]) -> str:
@@ -109,7 +109,7 @@ def _page_words(family: Family) -> str:
     if family.attention is None:
         return "multiple of 16"
     if family.attention.op == "FusedInferAttentionScore":
-        return "multiple of 16, at most 512 (op doc: 128); 128s if head_dim is not 64 or 128"
+        return "multiple of 16, at most 512 (op doc: 128); of 128 where head_dim is not 64 or 128"
     return "multiple of 16, at most 512"
 
 

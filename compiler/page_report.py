@@ -1,8 +1,11 @@
-"""Page-size advice as a rich renderable that reads well at 100 columns."""
+"""Page-size advice as a rich renderable that reads well at 80 columns."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -29,7 +32,7 @@ def render_page_advice(advice: PageAdvice) -> RenderableType:
             Text(f"  K x D: {advice.kv_row} {sign} {advice.kv_row_limit}  [{advice.kv_row_source}]")
         )
     lines.append(Text(f"waste: {advice.distribution}"))
-    table = _table(advice)
+    table = Padding(_table(advice), (1, 0))
     verdict = Text.assemble(
         ("recommended: ", "bold"),
         (str(advice.recommended), "bold green"),
@@ -40,40 +43,46 @@ def render_page_advice(advice: PageAdvice) -> RenderableType:
 
 
 def _table(advice: PageAdvice) -> Table:
-    table = Table()
-    for name in ("tokens", "waste", "empty", "pages/seq", "table M", "page"):
-        table.add_column(name, justify="right")
-    for name in ("one head's K", "2x in L0B", "prefix lost"):
-        table.add_column(name, justify="right")
-    for row in advice.rows:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    columns = _columns(advice.rows)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row, cells in zip(advice.rows, zip(*columns.values())):
         chosen = row.page_size == advice.recommended
-        table.add_row(*_cells(row), style="bold green" if chosen else "")
+        table.add_row(*cells, style="bold green" if chosen else "")
     return table
 
 
-def _cells(row: PageRow) -> tuple[str, ...]:
-    fit = {True: "yes", False: "no", None: "-"}[row.fits_twice]
-    lost = f"{row.prefix_lost:.1f}"
-    if row.prefix_reused:
-        lost += f", reuses {row.prefix_reused}"
-    return (
-        str(row.page_size),
-        f"{row.waste:.1%}",
-        f"{row.waste_tokens:.1f}",
-        f"{row.pages:.1f}",
-        str(row.table_width),
-        f"{row.page_bytes / 1024:.0f} KiB",
-        f"{row.head_bytes / 1024:.4g} KiB",
-        fit,
-        lost,
-    )
+def _columns(rows: Sequence[PageRow]) -> dict[str, list[str]]:
+    """Return the cells by heading; what means nothing for any of the sizes is left out."""
+    columns = {
+        "tokens": [str(row.page_size) for row in rows],
+        "waste": [f"{row.waste:.1%}" for row in rows],
+        "empty": [f"{row.waste_tokens:.1f}" for row in rows],
+        "pages": [f"{row.pages:.1f}" for row in rows],
+        "table M": [str(row.table_width) for row in rows],
+        "page": [_size(row.page_bytes) for row in rows],
+        "head's K": [_size(row.head_bytes) for row in rows],
+        "lost": [f"{row.prefix_lost:.1f}" for row in rows],
+    }
+    if any(row.fits_twice is not None for row in rows):
+        fits = {True: "yes", False: "no", None: "-"}
+        columns["2x in L0B"] = [fits[row.fits_twice] for row in rows]
+    if any(row.prefix_reused for row in rows):
+        columns["reused"] = [str(row.prefix_reused) for row in rows]
+    return columns
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1024:.4g} KiB" if nbytes < 1 << 20 else f"{nbytes / (1 << 20):.4g} MiB"
 
 
 def _notes(advice: PageAdvice) -> str:
     text = (
         "waste: share of the cache in last pages that holds no token; empty: the same in tokens a "
-        "sequence. page: K and V of all layers. prefix lost: tokens of a shared prefix that are "
-        "computed again per hit, because only whole pages are shared."
+        "sequence. pages: of a sequence, on average; table M: of the longest. page: K and V of all "
+        "layers; head's K: K of one head in it. lost: tokens of a shared prefix that are computed "
+        "again per hit, because only whole pages are shared."
     )
     if advice.buffer_source:
         text += f" 2x in L0B: one head's page fits a core's buffer twice [{advice.buffer_source}]."

@@ -116,8 +116,13 @@ def test_advice_is_legal_and_waste_is_what_counting_gives(lengths: list[int], so
 def test_text_and_json() -> None:
     out = io.StringIO()
     advice = advise("Ascend910B3", [20, 30, 60])
-    Console(file=out, width=100, color_system=None).print(render_page_advice(advice))
+    Console(file=out, width=80, color_system=None).print(render_page_advice(advice))
     text = out.getvalue()
+    lines = [line.rstrip() for line in text.splitlines()]
+    heads = next(i for i, line in enumerate(lines) if line.startswith("tokens"))
+    assert lines[heads].endswith("lost  2x in L0B")
+    shown = lines[heads + 1 : heads + 1 + len(advice.rows)]  # a line each: nothing is wrapped
+    assert [int(line.split()[0]) for line in shown] == [each.page_size for each in advice.rows]
     assert "recommended: 32" in text
     assert "set by: expected waste" in text
     assert "K x D: 1024 <= 65535" in text

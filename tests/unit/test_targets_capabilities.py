@@ -1,4 +1,4 @@
-"""The capability matrix: complete, JSON-ready, and readable at 100 columns."""
+"""The capability matrix: complete, JSON-ready, and readable at 80 columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagedom.compiler.targets import TARGETS
 
 def text_of(matrix: dict) -> str:
     out = io.StringIO()
-    Console(file=out, width=100, color_system=None).print(render_capabilities(matrix))
+    Console(file=out, width=80, color_system=None).print(render_capabilities(matrix))
     return out.getvalue()
 
 
@@ -28,7 +28,7 @@ def test_matrix_names_every_target() -> None:
 
 def test_text_of_the_matrix_cuts_no_word() -> None:
     text = text_of(capability_matrix())
-    assert max(len(line) for line in text.splitlines()) <= 100
+    assert max(len(line) for line in text.splitlines()) <= 80
     assert "…" not in text
     for word in ("FusedInferAttentionScore", "IncreFlashAttention", "ScatterPaKvCache", "bfloat16"):
         assert word in text
@@ -42,7 +42,7 @@ def test_one_soc_shows_each_fact_with_its_source(soc: str) -> None:
     assert all(fact["source"] for fact in matrix["facts"])
     text = text_of(matrix)
     assert "…" not in text
-    assert max(len(line) for line in text.splitlines()) <= 100
+    assert max(len(line) for line in text.splitlines()) <= 80
 
 
 def test_unknown_soc() -> None:
