@@ -12,10 +12,11 @@ from .compare_points import Point
 
 Floats = npt.NDArray[np.float32]
 
-# Relative error of a row that rounding alone does not reach. Measured on a 5-layer model with
-# the two host executors, largest of all operators: float32 7e-6, float16 0.06 (openvino computes it
-# in bfloat16), bfloat16 0.13; a wrong weight, rotation or page gives about 1.
-TOLERANCE = {"float32": 2e-3, "float16": 0.3, "bfloat16": 0.3}
+# Relative error of a row that rounding alone does not reach. Measured with the two host executors,
+# largest of all operators: float32 7e-6; bfloat16 0.13 in a model of 5 layers and 0.29 in one of 30
+# (float16 half of that; openvino computes it in bfloat16). A wrong weight, rotation or page gives
+# about 1.
+TOLERANCE = {"float32": 2e-3, "float16": 0.5, "bfloat16": 0.5}
 
 
 @dataclass(frozen=True)
