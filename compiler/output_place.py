@@ -11,8 +11,8 @@ from pathlib import Path
 
 _SPARE_BYTES = 4 << 20  # graph, tokenizer, manifest
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.ENAMETOOLONG)
-_REFUSED += (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
+_REFUSED = (*_NOT_THERE, errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
 
 
 class OutputError(ValueError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .acl.errors import AclError
+from .acl.errors import AclError, AclUnavailableError
 from .acl.opening import open_acl
 from .acl.options import AclOptions
 from .acl.protocol import Acl
@@ -172,7 +172,12 @@ def open_artifact(
     settings = AclOptions(
         executor=options.executor, threads=options.threads or 0, checked=options.checked
     )
-    acl = open_acl("host" if host else "cann", options.acl or settings)
+    try:
+        acl = open_acl("host" if host else "cann", options.acl or settings)
+    except AclUnavailableError as error:
+        raise AclUnavailableError(
+            f"{folder} was compiled for {artifact.manifest.target} and runs on CANN only. {error}"
+        ) from error
     if tokenizer is None and (artifact.folder / "tokenizer.json").is_file():
         tokenizer = Tokenizer.from_folder(artifact.folder, artifact.manifest.model.bos_id)
     backend = ArtifactBackend(

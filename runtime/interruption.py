@@ -81,15 +81,15 @@ def signals_held() -> Iterator[None]:
     late: list[int] = []
     held = {}
     if threading.current_thread() is threading.main_thread():
-        for number in _SIGNALS:
-            before = signal.getsignal(number)
+        for each in _SIGNALS:
+            before = signal.getsignal(each)
             if before is not None:  # None: not Python's own, and not to be touched
-                held[number] = before
-                signal.signal(number, lambda number, frame: late.append(number))
+                held[each] = before
+                signal.signal(each, lambda number, frame: late.append(number))
     try:
         yield
     finally:
-        for number, before in held.items():
-            signal.signal(number, before)
+        for each, before in held.items():
+            signal.signal(each, before)
     for number in dict.fromkeys(late):
         signal.raise_signal(number)

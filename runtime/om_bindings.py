@@ -160,7 +160,13 @@ def _problems(manifest: Manifest, model: ModelIo, constants: Mapping[str, int]) 
         found = ", ".join(io.name for io in model.outputs)
         yield f"the manifest has outputs {given}; the model has {found}"
         return
+    vocab_size = manifest.model.vocab_size
     for output, io in zip(manifest.outputs, model.outputs):
+        if output.role == "logits" and output.shape[-1] != vocab_size:
+            yield (
+                f"output {output.name!r} has rows of {output.shape[-1]}, the manifest's vocabulary "
+                f"has {vocab_size}"
+            )
         yield from _differences(f"output {output.name!r}", output, io, constants)
 
 

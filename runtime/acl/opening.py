@@ -73,5 +73,5 @@ def _explain(message: str) -> str:
         f"CANN's python module `acl` cannot be loaded: {message}\n"
         f"  What to do: {advice}.\n"
         f"  Environment: {shown}\n"
-        "  To run on this machine's CPU instead, ask for the device 'host'."
+        "  To run on this machine's CPU instead, compile the model for it: --target host."
     )

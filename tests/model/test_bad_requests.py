@@ -32,6 +32,11 @@ def change_manifest(artefact: Path, **changes: Any) -> None:
     (artefact / "pagedom.json").write_text(json.dumps(values | changes))
 
 
+def change_vocabulary(artefact: Path) -> None:
+    values = json.loads((artefact / "pagedom.json").read_text())
+    change_manifest(artefact, model=values["model"] | {"vocab_size": 49})
+
+
 def flip(artefact: Path, offset: int) -> None:
     data = bytearray((artefact / "model.om").read_bytes())
     data[offset] ^= 0xFF
@@ -48,7 +53,11 @@ ARTEFACTS = {
     "magic": (lambda a: flip(a, 0), "wrong magic"),
     "page size": (lambda a: change_manifest(a, page_size=64), "key_cache.0"),
     "batch": (lambda a: change_manifest(a, max_batch=-1), "max_batch must be at least 1, is -1"),
-    "target": (lambda a: change_manifest(a, target="Ascend910B3"), "acl"),
+    "target": (
+        lambda a: change_manifest(a, target="Ascend910B3"),
+        "was compiled for Ascend910B3 and runs on CANN only",
+    ),
+    "vocabulary": (change_vocabulary, "rows of 48, the manifest's vocabulary has 49"),
 }
 
 
