@@ -30,18 +30,18 @@ name of a built-in demo (smollm2-135m-instruct). The result is a folder that `ru
 Examples:
   compile-model smollm2-135m-instruct -o smollm2
   compile-model ./Llama-3.2-1B -o llama --dtype bfloat16 --max-seq-len 8192
-  compile-model ./Llama-3.2-1B --emit onnx -o llama-onnx     stock onnxruntime runs it
-  compile-model ./Llama-3.2-1B --target Ascend910B3          with the CANN of this machine
-  compile-model ./Llama-3.2-1B --target Ascend910B3 --emit atc     for another machine with CANN
-  compile-model ./config-folder --plan --target Ascend910B3  memory ledger, no weights needed
-  compile-model --capabilities                               what each chip can do
+  compile-model ./Llama-3.2-1B --emit onnx                      onnxruntime
+  compile-model ./Llama-3.2-1B --target Ascend910B3             with CANN here
+  compile-model ./Llama-3.2-1B --target Ascend910B3 --emit atc  CANN elsewhere
+  compile-model ./folder --plan --target Ascend910B3            memory needed
+  compile-model --capabilities                                  what chips can
 
 \b
 Exit codes:
   0    done
-  1    refused or failed; the message says why, and the output is as it was before
+  1    refused or failed; the message says why, the output is untouched
   2    the command line is wrong
-  130  stopped with Ctrl-C (143: with SIGTERM); the output is as it was before
+  130  stopped with Ctrl-C (143: with SIGTERM), the output is untouched
   141  the reader of the output went away
 """
 

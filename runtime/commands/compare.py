@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 
 _EPILOG = """\b
 Examples:
-  run-om compare ARTEFACT                              oracle against openvino
-  run-om compare PLAIN GEARS --executor-b oracle       two artefacts of one model
-  run-om compare HOST NPU --executor-b npu             a device against the CPU
+  run-om compare ARTEFACT                          oracle against openvino
+  run-om compare PLAIN GEARS --executor-b oracle   two artefacts of one model
+  run-om compare HOST NPU --executor-b npu         a device against the CPU
   run-om compare ARTEFACT --prompt "Once upon a time" --operators
 
-\b
 Exit code 1 means that something is beyond the tolerance (or that an error said why not to tell).
 Tokens of A go on for both sides, so one early difference does not spoil what follows.
 """

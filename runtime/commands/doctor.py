@@ -11,8 +11,10 @@ from ..doctor import NOTE, OK, PROBLEM, WARNING, Finding, Page, Surroundings, ex
 
 _COLOURS = {OK: "green", NOTE: "bright_black", WARNING: "yellow", PROBLEM: "red"}
 _EPILOG = """\b
-ok       as it should be          warning  works, or may not matter to you
-note     absent, and that is fine problem  blocks; the line below says what to do
+ok       as it should be
+note     absent, and that is fine
+warning  works, or may not matter to you
+problem  blocks; the line below says what to do
 
 \b
 Exit code 0: nothing blocks. 1: a problem was found.

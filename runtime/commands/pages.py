@@ -22,7 +22,7 @@ Examples:
   run-om pages pages.jsonl --follow
 
 \b
-{FREE} free   {SHARED} shared by several requests   {NULL} the null page, which nobody ever owns
+{FREE} free   {SHARED} held by several requests   {NULL} the null page, which nobody owns
 """
 
 

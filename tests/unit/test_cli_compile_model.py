@@ -37,6 +37,8 @@ def test_help_teaches() -> None:
     for word in ("Examples:", "run-om", "--emit onnx", "--plan", "Exit codes:", "130", "smollm2"):
         assert word in text
     assert max(map(len, text.splitlines())) <= 100
+    narrow = CliRunner().invoke(cli.command, ["--help"], terminal_width=80).output
+    assert max(map(len, narrow.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

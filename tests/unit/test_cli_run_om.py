@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from click.testing import CliRunner
 from closed_form import VOCAB, continuation
 from letters_model import (
     TEMPLATE,
@@ -20,7 +21,7 @@ from letters_model import (
     text_of,
 )
 
-from pagedom.runtime.cli import COMMANDS
+from pagedom.runtime.cli import COMMANDS, run_om
 
 
 @pytest.fixture
@@ -282,6 +283,8 @@ def test_every_command_loads_and_teaches(name):
     result = invoke(name, "--help")
     assert result.exit_code == 0
     assert "--debug" in result.output
+    narrow = CliRunner().invoke(run_om, [name, "--help"], terminal_width=80).output
+    assert max(map(len, narrow.splitlines())) <= 80
 
 
 def test_help_is_fast_and_complete():
