@@ -18,6 +18,7 @@ from ._strict_json import OPTIONAL, StrictJsonError, decode, did_you_mean, encod
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "pagedom.json"
+HOST_TARGET = "host"  # any other target is a family of chips, such as "Ascend910B"
 
 STEP_SOURCES = (
     "input_ids",

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from .acl.constants import MemcpyKind
 from .acl.error_table import RT_STREAM_SYNC_TIMEOUT
 from .acl.errors import AclError, check
+from .acl.host import HostAcl
 from .acl.io_dataset import IoDataset
 from .acl.model_io import read_model_io
 from .artifact import Artifact
 from .device import Device
-from .manifest import Manifest
+from .manifest import HOST_TARGET, Manifest
 from .om_bindings import (
     ROWS_ROLE,
     ROWS_SOURCE,
@@ -75,12 +76,14 @@ class OmModel:
     def load(cls, device: Device, artifact: Artifact) -> OmModel:
         """Load an artefact's model and check every binding of its manifest against it.
 
-        Raises AclError if ACL refuses the file, OmModelError naming both values of each mismatch.
+        Raises AclError if ACL refuses the file, OmModelError naming both values of each mismatch,
+        and before anything is loaded for a model of another kind of device.
         """
         device.enter()
         acl = device.acl
-        model_id, code = acl.mdl.load_from_file(str(Path(artifact.model_path).absolute()))
         soc = acl.get_soc_name()
+        _refuse_other_device(artifact.manifest, soc, is_host=isinstance(acl, HostAcl))
+        model_id, code = acl.mdl.load_from_file(str(Path(artifact.model_path).absolute()))
         hint = ""
         if code and soc is not None and soc != artifact.manifest.soc:
             hint = (
@@ -285,4 +288,23 @@ def _check_section(each: BoundInput, section: Section | None) -> None:
         raise OmModelError(
             f"source {each.source!r}: the batch layout has room for {nbytes} bytes, the model's "
             f"largest shape needs {each.model_bytes}: raise the batch limits"
+        )
+
+
+def _refuse_other_device(manifest: Manifest, soc: str | None, is_host: bool) -> None:
+    """Raise OmModelError for a device that cannot run the model; a loader's codes say less.
+
+    The target is a family whose chips' names begin with its own. Chips of one family are left to
+    the loader, which compares architectures (aclrtCheckArchCompatibility).
+    """
+    made_for = manifest.target + (f" ({manifest.soc})" if manifest.soc else "")
+    if is_host and manifest.target != HOST_TARGET:
+        raise OmModelError(
+            f"{manifest.name} was compiled for {made_for}, and the host device executes models of "
+            f"--target {HOST_TARGET} only: run it on that chip, or compile the model again"
+        )
+    if soc and not is_host and not soc.lower().startswith(manifest.target.lower()):
+        raise OmModelError(
+            f"{manifest.name} was compiled for {made_for}, and this device is {soc}: compile the "
+            f"model again with --target {soc}"
         )
