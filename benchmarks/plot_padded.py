@@ -27,13 +27,15 @@ def plot(report: dict[str, Any], path: Path) -> None:
     scenes = report["scenes"]
     timed = all("out_tok_s" in scenes[s][p] for s in scenes for p in POLICIES)
     panels = 4 if timed else 3
-    figure, axes = pyplot.subplots(1, panels, figsize=(3.5 * panels, 3.6), layout="constrained")
+    figure, axes = pyplot.subplots(1, panels, figsize=(3.5 * panels, 3.9), layout="constrained")
     _stacked(axes[0], scenes, "cache, MiB (mean over steps)", _memory)
     _stacked(axes[1], scenes, "tokens computed", _tokens)
     _plain(axes[2], scenes, "most sequences at once", lambda n: (n["largest_batch"],) * 3)
     if timed:
         _plain(axes[3], scenes, "output tokens per second", _rate)
-    axes[0].legend(fontsize=8, loc="upper left")
+    # Below the panels: inside one, it would lie on bars and numbers.
+    figure.legend(*axes[0].get_legend_handles_labels(), ncols=2, fontsize=8,
+                  loc="outside lower center", frameon=False)  # fmt: skip
     figure.suptitle(_title(report), fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)
@@ -95,6 +97,7 @@ def _finish(axis: Any, scenes: dict[str, Any], title: str) -> None:
     axis.set_title(title, fontsize=9)
     axis.set_xticks(range(len(scenes) + 1), [bar[2] for bar in _bars(scenes)], fontsize=8)
     axis.tick_params(axis="y", labelsize=8)
+    axis.yaxis.get_major_locator().set_params(integer=True)  # all of them are counts
     axis.set_ylim(0, axis.get_ylim()[1] * 1.12)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
