@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,11 @@ from .cli_options import GroupedCommand, all_options
 from .interruption import Interruption
 
 if TYPE_CHECKING:
+    from ..models.checkpoint import Checkpoint
+    from .pipeline import Compiled
+    from .reference import ReferenceReport
     from .request import CompileOptions
+    from .stages import Stages
 
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 STOPPING = ("plan", "advise_pages", "list_weights", "capabilities", "build_plugin", "from_om")
@@ -126,6 +131,15 @@ def _refuse_contradictions(options: dict[str, Any]) -> None:
     ]
     if len(stopping) > 1 and stopping != ["--plan", "--advise-pages"]:
         raise click.UsageError(f"{' and '.join(stopping)} each do one thing and stop: give one")
+    if options["reference"] and options["emit"] != "om":
+        raise click.UsageError(
+            f"--reference runs the artefact, and --emit {options['emit']} makes none: drop one"
+        )
+    if options["reference"] == "npu" and find_spec("torch_npu") is None:
+        raise click.ClickException(
+            "--reference npu needs torch_npu: pip install 'pagedom[npu]' on the machine with the "
+            "card, or take --reference cpu"
+        )
     if options["lengths"] is not None and not options["advise_pages"]:
         raise click.UsageError(
             "--lengths is read by --advise-pages only: add that, or leave it out"
@@ -163,7 +177,7 @@ def _compile(options: dict[str, Any], interruption: Interruption) -> None:
 
     from .fetch_stages import open_in_stages
     from .request import require_compiler, resolve
-    from .stages import Stages, megabytes
+    from .stages import Stages
 
     console = Console(stderr=True, quiet=options["as_json"], highlight=False)
     stages = Stages(console, check=interruption.check)
@@ -177,6 +191,7 @@ def _compile(options: dict[str, Any], interruption: Interruption) -> None:
         with stages.stage("Load the compiler"):  # late: bad checkpoints are refused without it
             from .pipeline import compile_model
         done = compile_model(request, checkpoint, stages, _cmdline())
+        report = _check_reference(options, checkpoint, done.output, stages)
     for warning in done.warnings:
         _warn(warning)
     if options["as_json"]:
@@ -186,11 +201,35 @@ def _compile(options: dict[str, Any], interruption: Interruption) -> None:
                 "bytes": done.bytes,
                 "warnings": list(done.warnings),
                 "stages": [vars(record) for record in stages.records],
+                **({"reference": report.to_json()} if report else {}),
             }
         )
-        return
+    else:
+        _tell_ready(done, request.emit)
+    if report is not None:
+        _note(report.text)
+        if not report.agrees:
+            sys.exit(EXIT_ERROR)
+
+
+def _check_reference(
+    options: dict[str, Any], checkpoint: Checkpoint, folder: Path, stages: Stages
+) -> ReferenceReport | None:
+    """Compare the artefact with the model in torch, if that was asked for."""
+    device = options["reference"]
+    if device is None:
+        return None
+    with stages.stage(f"Compare with torch on {device}"):
+        from .reference import check_against_reference
+
+        return check_against_reference(checkpoint, folder, device, options["executor"])
+
+
+def _tell_ready(done: Compiled, emit: str) -> None:
+    from .stages import megabytes
+
     _note(click.style(str(done.output), bold=True) + f" is ready ({megabytes(done.bytes)})")
-    next_step = _next_step(request.emit, done.output)
+    next_step = _next_step(emit, done.output)
     if next_step:
         _note(click.style("next: ", dim=True) + next_step)
 

@@ -290,6 +290,15 @@ _OPTIONS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
             "help": "Which of the host's executors the page size must suit (the oracle takes any).",
         },
     ),
+    (
+        "",
+        ("--reference",),
+        {
+            "type": click.Choice(("cpu", "npu")),
+            "help": "Then run the model in torch on the CPU, or on an NPU through torch_npu (extra "
+            "npu), and compare its logits with the artefact's.",
+        },
+    ),
     ("", ("as_json", "--json"), {"is_flag": True, "help": "Print results for machines."}),
     ("", ("--debug",), {"is_flag": True, "help": "Show the traceback of an error."}),
 )

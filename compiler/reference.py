@@ -9,6 +9,7 @@ by us). The artefact runs the same two steps through ACL, and the rows of logits
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -237,6 +238,19 @@ class ReferenceReport:
     def agrees(self) -> bool:
         """Whether every row is within the tolerance."""
         return self.agreement.worst <= self.tolerance
+
+    def to_json(self) -> dict[str, object]:
+        """Return the figures as plain values."""
+        each = self.agreement
+        return {
+            "device": self.device,
+            "agrees": self.agrees,
+            "rows": each.rows,
+            "relative_error": each.worst if math.isfinite(each.worst) else str(each.worst),
+            "least_cosine": each.cosine,
+            "same_tokens": self.same_tokens,
+            "tolerance": self.tolerance,
+        }
 
     @property
     def text(self) -> str:

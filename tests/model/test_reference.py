@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,3 +108,36 @@ def test_a_device_without_torch_npu(toy_model: Any, monkeypatch) -> None:
             reference_logits(checkpoint, batch(), "npu", "float16", 64)
         with pytest.raises(ValueError, match="allowed are cpu, npu"):
             reference.Reference(checkpoint, "float32", 64, "gpu")
+
+
+def compile_model(*arguments: str) -> Any:
+    from click.testing import CliRunner
+
+    from pagedom.compiler.cli import command
+
+    return CliRunner().invoke(command, list(arguments))
+
+
+def test_the_commands_option(toy_model: Any, toy: Any, tmp_path: Path, monkeypatch) -> None:
+    made = [str(toy_model.folder), "-o", str(tmp_path / "out"), "--page-size", "32"]
+    done = compile_model(*made, "--reference", "cpu", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["reference"]["agrees"] is True
+    assert "agrees with torch on cpu" in done.stderr
+
+    real = reference.Reference.run
+    monkeypatch.setattr(reference.Reference, "run", lambda *given: -real(*given))
+    wrong = compile_model(*made, "--reference", "cpu")
+    assert wrong.exit_code == 1
+    assert "DIFFERS" in wrong.stderr
+
+
+def test_what_the_option_cannot_do_is_said_before_any_work(toy_model: Any, tmp_path: Path) -> None:
+    made = [str(toy_model.folder), "-o", str(tmp_path / "out")]
+    none = compile_model(*made, "--reference", "cpu", "--emit", "onnx")
+    assert none.exit_code == 2
+    assert "--emit onnx makes none" in none.stderr
+    absent = compile_model(*made, "--reference", "npu")
+    assert absent.exit_code == 1
+    assert "pagedom[npu]" in absent.stderr
+    assert not (tmp_path / "out").exists()
