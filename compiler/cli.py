@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..runtime.interruption import Interruption
 from .cli_options import GroupedCommand, all_options
-from .interruption import Interruption
 
 if TYPE_CHECKING:
     from ..models.checkpoint import Checkpoint
