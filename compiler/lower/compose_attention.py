@@ -19,7 +19,7 @@ times a kernel's), because which rows belong together is data; that is why gears
 this form.
 
 A slot that no step wrote may hold NaN: scores are masked by Where, not by adding; and a masked
-weight is 0, but 0 * NaN is NaN, so unseen value rows are replaced by 0.
+weight is 0, but 0 * NaN is NaN, so unseen value rows, and other sequences', are replaced by 0.
 
 Precondition: every layer has the exported form and equal sizes, M is a number. Postcondition: no
 KVUpdate, PagedAttention, cache input, cache output or slot_mapping is left.
@@ -29,11 +29,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .attend_rows import HeadSizes, attend, num_heads
+from .attend_rows import HeadSizes, attend, clean, num_heads, page_rows
 from .infra import PassResult, Skip
 from .layers import KEY, VALUE, CacheLayer, find_layers, geometry
 from .onnx_infra import int_input, make_node
-from .onnx_tape import Tape
+from .onnx_tape import Shape, Tape
 from .step_tables import StepInputs, StepTables
 
 ROWS_POOL, NEW_ROWS = "kv_rows_pool", "new_rows"
@@ -76,6 +76,8 @@ class _Composer:
         self.tables = StepTables(first, step, self.heads.group, new_columns=True)
         self.rows = first.reshape("pool_rows", pool, (-1, sizes.row), [None, sizes.row])
         self.index = self.tables.row_index(step.block_table, 2 * sizes.layers)
+        pair = [self.tables.own_token, first.ints(2, 3)]
+        self.own_token = first.op("Unsqueeze", "own_rows", pair, ["B", "T", 1, 1])
         for layer in layers:  # masks of all windows in front of the first layer
             self.tables.seen(layer.window)
             self.tables.used(layer.window)
@@ -87,8 +89,7 @@ class _Composer:
             key, value = (self._flat(tape, layer, at) for at in (KEY, VALUE))
             new += [key, value]
             rows = self._rows(tape, layer, key, value)
-            seen = self.tables.seen(layer.window)
-            out = attend(tape, self.heads, layer.attention, rows, seen)
+            out = attend(tape, self.heads, layer.attention, rows, self.tables)
             old = layer.attention.outputs[0]
             ir.convenience.replace_all_uses_with(old, out)
             self.graph.remove([layer.attention, layer.update], safe=True)
@@ -119,19 +120,23 @@ class _Composer:
         what = "new_key" if place == KEY else "new_value"
         return tape.reshape(what, given, (-1, self.sizes.row), ["T", self.sizes.row])
 
-    def _gather(self, tape: Tape, layer: CacheLayer, what: str, shift: int) -> ir.Value:
-        offset = tape.int32(2 * layer.number + shift)
-        index = tape.op("Add", f"{what}_index", [self.index, offset], [None])
-        row = self.sizes.row
-        return tape.op("Gather", f"past_{what}", [self.rows, index], [None, row], axis=0)
-
     def _rows(
         self, tape: Tape, layer: CacheLayer, key: ir.Value, value: ir.Value
     ) -> tuple[ir.Value, ir.Value]:
-        """Keys and values of all columns [C,K*D]; past values are zero where no row looks."""
-        row, dtype = self.sizes.row, self.sizes.dtype
-        past_key, past_value = (self._gather(tape, layer, *at) for at in (("key", 0), ("value", 1)))
-        keys = tape.op("Concat", "keys", [past_key, key], [None, row], axis=0)
-        triple = [self.tables.used(layer.window), past_value, tape.scalar(0.0, dtype)]
-        clean = tape.op("Where", "clean_value", triple, [None, row], dtype)
-        return keys, tape.op("Concat", "values", [clean, value], [None, row], axis=0)
+        """Keys and values of all columns [B,N+T,K,D]; values are zero where no row looks."""
+        pages = [self._pages(tape, layer, *which) for which in (("key", 0), ("value", 1))]
+        used = self.tables.used(layer.window)
+        pages[1] = clean(tape, self.heads, "clean_value", used, pages[1], self.tables.width)
+        shape: Shape = ["B", None, self.heads.kv_heads, self.heads.dim]
+        both = []
+        for what, old, new in (("key", pages[0], key), ("value", pages[1], value)):
+            target = (1, -1, self.heads.kv_heads, self.heads.dim)
+            step = tape.reshape(f"step_{what}", new, target, [1, "T", *shape[2:]])
+            own = clean(tape, self.heads, f"own_{what}", self.own_token, step, "T")
+            both.append(tape.op("Concat", f"all_{what}s", [old, own], shape, axis=1))
+        return both[0], both[1]
+
+    def _pages(self, tape: Tape, layer: CacheLayer, what: str, shift: int) -> ir.Value:
+        offset = tape.int32(2 * layer.number + shift)
+        index = tape.op("Add", f"{what}_index", [self.index, offset], [None])
+        return page_rows(tape, self.heads, self.tables.width, what, self.rows, index)

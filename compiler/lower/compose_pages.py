@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .attend_rows import HeadSizes, attend, num_heads
+from .attend_rows import HeadSizes, attend, clean, num_heads, page_rows, window_of
 from .infra import PassResult, Skip
 from .layers import KEYS, TABLE, VALUES
 from .onnx_tape import Tape
@@ -67,22 +67,21 @@ class _Rewriter:
         first = Tape(graph, next(iter(graph)), "/step")
         self.tables = StepTables(first, step, self.sizes.group, new_columns=False)
         for node in nodes:
-            self.tables.seen(_window(node))
-            self.tables.used(_window(node))
+            self.tables.seen(window_of(node))
+            self.tables.used(window_of(node))
 
     def run(self) -> None:
+        width = self.tables.width
         for node in self.nodes:
             tape = Tape(self.graph, node, str(node.name))
-            window = _window(node)
             table = node.inputs[TABLE]
             assert table is not None
             index = self.tables.row_index(table, 1, tape)
             keys = self._gather(tape, node, KEYS, index)
             values = self._gather(tape, node, VALUES, index)
-            triple = [self.tables.used(window), values, tape.scalar(0.0, self.sizes.dtype)]
-            shape = [None, self.sizes.row]
-            clean = tape.op("Where", "clean_value", triple, shape, self.sizes.dtype)
-            out = attend(tape, self.sizes, node, (keys, clean), self.tables.seen(window))
+            used = self.tables.used(window_of(node))
+            finite = clean(tape, self.sizes, "clean_value", used, values, width)
+            out = attend(tape, self.sizes, node, (keys, finite), self.tables)
             old = node.outputs[0]
             ir.convenience.replace_all_uses_with(old, out)
             self.graph.remove(node, safe=True)
@@ -93,9 +92,4 @@ class _Rewriter:
         assert cache is not None
         what, row = ("key" if place == KEYS else "value"), self.sizes.row
         rows = tape.reshape(f"{what}_rows", cache, (-1, row), [None, row])
-        return tape.op("Gather", f"paged_{what}", [rows, index], [None, row], axis=0)
-
-
-def _window(node: ir.Node) -> int:
-    attribute = node.attributes.get("window")
-    return -1 if attribute is None else attribute.as_int()
+        return page_rows(tape, self.sizes, self.tables.width, what, rows, index)

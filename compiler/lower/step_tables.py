@@ -1,17 +1,22 @@
 """What composed attention knows of a step, computed once for all layers.
 
-Columns of the scores, with N = M*S positions a sequence; C = B*N + T, or B*N without new columns:
+Every row meets the columns of every sequence and keeps the result of its own. The columns of
+sequence b, with N = M*S positions of its pages, are
 
-    | positions 0..N-1 of sequence 0 | … of sequence B-1 | this step's T tokens |
-      new columns: those before the step, position < past = kv_len - q_len
-      else: those in the pages after the step's write, position < kv_len
+    | positions 0 .. N-1 of its pages | this step's T tokens |      new columns: C = N + T
+      those before the step, position    those of sequence b
+      < past = kv_len - q_len
+    | positions 0 .. N-1 of its pages |                             else: C = N
+      those in the pages after the step's write, position < kv_len
 
-    every column has a sequence and a position; a position that is not in the pages belongs to
-    sequence -1.  Row i sees column c   <=>   sequence equal, position c <= i, inside the window.
+A column that is not the sequence's own stands at position FAR, so one comparison (two with a
+window) serves past and new tokens, packed sequences, chunks and padding:
 
-So one rule of three integer comparisons serves past and new tokens, packed sequences, padding and
-windows. Rows are the query heads of a key/value head, one head's tokens after another's: [G*T].
-Shapes follow from the inputs' shapes alone (no Loop, no data-dependent extent).
+    row sees column   <=>   position of column <= own   and   > own - window
+
+Rows are the query heads of a key/value head, one head's tokens after another's: [G*T]. All shapes
+follow from the inputs' shapes (no Loop, no data-dependent extent). One sequence's values never
+reach another's rows, not even as 0 * NaN: in b's columns everything else is replaced by 0.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ import onnx_ir as ir
 from .onnx_tape import BOOL, INT32, Shape, Tape
 
 _END = 2**31 - 1
+FAR = 1 << 30  # a position that no row reaches, and that still subtracts safely
 NULL_PAGE = 0  # the page nobody owns (runtime/page_pool.py)
 
 
@@ -67,15 +73,12 @@ class StepTables:
         self._columns()
 
     def seen(self, window: int) -> ir.Value:
-        """bool [G*T, C]: which columns a row sees."""
+        """bool [B,1,G*T,C]: which columns a row sees."""
         if window not in self._seen:
-            tape, shape = self.tape, [None, None]
-            same = tape.op(
-                "Equal", f"same_sequence.{window}", [self.column_seq, self.row_seq], shape, BOOL
-            )
+            tape = self.tape
+            shape: Shape = ["B", 1, None, None]
             pair = [self.column_pos, self.row_pos]
-            causal = tape.op("LessOrEqual", f"causal.{window}", pair, shape, BOOL)
-            seen = tape.op("And", f"seen_causal.{window}", [same, causal], shape)
+            seen = tape.op("LessOrEqual", f"causal.{window}", pair, shape, BOOL)
             if window > 0:
                 edge = [self.row_pos, tape.int32(window)]
                 edge_row = tape.op("Sub", f"window_edge.{window}", edge, [None, 1])
@@ -86,7 +89,7 @@ class StepTables:
         return self._seen[window]
 
     def used(self, window: int) -> ir.Value:
-        """bool [B*N, 1]: positions of the pages that some row sees; others may hold NaN."""
+        """bool [B,N,1,1]: positions of the pages that some row sees; others may hold NaN."""
         if window not in self._used:
             tape, used = self.tape, self.written
             if window > 0:
@@ -95,7 +98,9 @@ class StepTables:
                 pair = [self.position_line, edge_seq]
                 needed = tape.op("Greater", f"needed.{window}", pair, ["B", self.width], BOOL)
                 used = tape.op("And", f"used.{window}", [used, needed], ["B", self.width])
-            self._used[window] = tape.reshape(f"used_rows.{window}", used, (-1, 1), [None, 1])
+            shape: Shape = ["B", self.width, 1, 1]
+            target = (-1, self.width, 1, 1)
+            self._used[window] = tape.reshape(f"used_rows.{window}", used, target, shape)
         return self._used[window]
 
     def row_index(self, table: ir.Value, stride: int, tape: Tape | None = None) -> ir.Value:
@@ -118,7 +123,7 @@ class StepTables:
         return self._row_index[name]
 
     def _sequences(self) -> None:
-        """Which sequence every token belongs to [T], and the tokens before the step [B,1]."""
+        """Which tokens [B,T] and rows [B,1,G*T,1] are a sequence's own, and its past [B,1]."""
         tape, cu = self.tape, self.inputs.cu_seqlens
         zero, one, axis = tape.ints(0), tape.ints(1), tape.ints(0)
         starts = tape.op("Slice", "starts", [cu, zero, tape.ints(-1), axis], ["B"])
@@ -126,48 +131,42 @@ class StepTables:
         q_lens = tape.op("Sub", "q_lens", [ends, starts], ["B"])
         past = tape.op("Sub", "past", [self.inputs.kv_lens, q_lens], ["B"])
         self.past = tape.reshape("past_column", past, (-1, 1), ["B", 1])
-        tokens = self._range("token", self.inputs.positions, "T")
-        sequences = self._range("sequence", self.inputs.kv_lens, "B")
-        # The last sequence that starts at or before a token is its own: an empty one in between
-        # starts with its successor, which is later.
-        column = tape.reshape("token_column", tokens, (-1, 1), ["T", 1])
-        begun = tape.op("LessOrEqual", "begun", [starts, column], ["T", "B"], BOOL)
-        candidate = tape.op(
-            "Where", "begun_sequence", [begun, sequences, tape.int32(0)], ["T", "B"], INT32
-        )
-        self.token_seq = tape.op(
-            "ReduceMax", "token_sequence", [candidate, tape.ints(1)], ["T"], INT32, keepdims=0
-        )
-        self.sequence_column = tape.reshape("sequence_column", sequences, (-1, 1), ["B", 1])
+        start = tape.reshape("start_column", starts, (-1, 1), ["B", 1])
+        end = tape.reshape("end_column", ends, (-1, 1), ["B", 1])
+        tokens = self._tokens()
+        self.own_token = self._inside("token", tokens, start, end, "T")
+        rows = self._heads("row_token", tokens)
+        own_row = self._inside("row", rows, start, end, None)
+        shape: Shape = ["B", 1, None, 1]
+        self.own_row = tape.op("Unsqueeze", "own_row", [own_row, tape.ints(1, 3)], shape)
+        positions = self._heads("row_position_line", self.inputs.positions)
+        self.row_pos = tape.reshape("row_position", positions, (-1, 1), [None, 1])
 
     def _columns(self) -> None:
-        """Sequence and position of every column [1,C] and of every row [G*T,1]."""
+        """Position of every column [B,1,1,C]; FAR where it is not the sequence's own."""
         tape, width = self.tape, self.width
         line = np.arange(width, dtype=np.int32).reshape(1, width)
         self.position_line = tape.array("position_line", line)
-        shape: Shape = ["B", width]
         self.written = self._written()
-        none = tape.int32(-1)
-        triple = [self.written, self.sequence_column, none]
-        past_seq = tape.op("Where", "past_sequence", triple, shape, INT32)
-        triple = [self.written, self.position_line, none]
-        past_pos = tape.op("Where", "past_position", triple, shape, INT32)
-        self.column_seq = self._join("column_sequence", past_seq, self.token_seq)
-        self.column_pos = self._join("column_position", past_pos, self.inputs.positions)
-        self.row_seq = self._rows("row_sequence", self.token_seq)
-        self.row_pos = self._rows("row_position", self.inputs.positions)
+        far = tape.int32(FAR)
+        triple = [self.written, self.position_line, far]
+        columns = tape.op("Where", "page_position", triple, ["B", width], INT32)
+        if self.new_columns:
+            triple = [self.own_token, self.inputs.positions, far]
+            new = tape.op("Where", "new_position", triple, ["B", "T"], INT32)
+            columns = tape.op("Concat", "column_line", [columns, new], ["B", None], axis=1)
+        shape: Shape = ["B", 1, 1, None]
+        self.column_pos = tape.op("Unsqueeze", "column_position", [columns, tape.ints(1, 2)], shape)
 
     def _written(self) -> ir.Value:
-        """bool [B,N]: positions that hold a token.
+        """bool [B,N]: positions that hold a token of the sequence.
 
-        The null page holds none: a padding sequence sees nothing there, so its content (anything,
-        on a chip) stays out of the sums that all rows share.
+        The null page holds none: its content is anything on a chip.
         """
         tape = self.tape
         shape: Shape = ["B", self.width]
         if self.new_columns:
-            pair = [self.position_line, self.past]
-            return tape.op("Less", "written", pair, shape, BOOL)
+            return tape.op("Less", "written", [self.position_line, self.past], shape, BOOL)
         width, page_size = self.inputs.table_width, self.inputs.page_size
         limit = tape.reshape("kv_lens_column", self.inputs.kv_lens, (-1, 1), ["B", 1])
         below = tape.op("Less", "below", [self.position_line, limit], shape, BOOL)
@@ -179,24 +178,27 @@ class StepTables:
         written = tape.op("And", "written_pages", [paged, real], by_page)
         return tape.reshape("written", written, (-1, self.width), shape)
 
-    def _join(self, what: str, past: ir.Value, new: ir.Value) -> ir.Value:
-        if not self.new_columns:
-            return self.tape.reshape(f"{what}_line", past, (1, -1), [1, None])
-        flat = self.tape.reshape(f"{what}_past", past, (-1,), [None])
-        both = self.tape.op("Concat", what, [flat, new], [None], axis=0)
-        return self.tape.reshape(f"{what}_line", both, (1, -1), [1, None])
+    def _inside(
+        self, what: str, tokens: ir.Value, start: ir.Value, end: ir.Value, extent: str | None
+    ) -> ir.Value:
+        """bool [B, n]: start <= token < end."""
+        tape, shape = self.tape, ["B", extent]
+        after = tape.op("GreaterOrEqual", f"{what}_after_start", [tokens, start], shape, BOOL)
+        before = tape.op("Less", f"{what}_before_end", [tokens, end], shape, BOOL)
+        return tape.op("And", f"{what}_is_own", [after, before], shape)
 
-    def _rows(self, what: str, tokens: ir.Value) -> ir.Value:
-        if self.group > 1:
-            many = [tokens, self.tape.ints(self.group)]
-            tokens = self.tape.op("Tile", f"{what}_heads", many, [None])
-        return self.tape.reshape(what, tokens, (-1, 1), [None, 1])
+    def _heads(self, what: str, tokens: ir.Value) -> ir.Value:
+        """Repeat values of tokens [T] for every query head of a key/value head: [G*T]."""
+        if self.group == 1:
+            return tokens
+        many = [tokens, self.tape.ints(self.group)]
+        return self.tape.op("Tile", what, many, [None])
 
-    def _range(self, what: str, like: ir.Value, symbol: str) -> ir.Value:
-        """int32 0, 1, … as long as `like`; a constant once shapes are fixed."""
+    def _tokens(self) -> ir.Value:
+        """int32 0 .. T-1; a constant once shapes are fixed."""
         tape = self.tape
-        size = tape.op("Shape", f"{what}_shape", [like], [1], ir.DataType.INT64)
-        count = tape.op("Squeeze", f"{what}_count", [size, tape.ints(0)], [])
-        limit = tape.cast(f"{what}_limit", count, INT32)
+        size = tape.op("Shape", "token_shape", [self.inputs.positions], [1], ir.DataType.INT64)
+        count = tape.op("Squeeze", "token_count", [size, tape.ints(0)], [])
+        limit = tape.cast("token_limit", count, INT32)
         bounds = [tape.int32(0), limit, tape.int32(1)]
-        return tape.op("Range", what, bounds, [symbol], INT32)
+        return tape.op("Range", "token", bounds, ["T"], INT32)

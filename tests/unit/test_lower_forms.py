@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lowered_model import CONFIGS, GEARS, NUM_PAGES, TABLE_WIDTH, Run, lower
+from lowered_model import CONFIGS, GEARS, NUM_PAGES, TABLE_WIDTH, TRACE, Run, lower
 
 from pagedom.compiler.host_forms import HostForm
 
@@ -28,6 +28,23 @@ def test_forms(tmp_path: Path, name: str, form: str, executor: str, page_size: i
     lowered = lower(CONFIGS[name], FORMS[form], page_size, tmp_path)
     for found, wanted in Run(executor, lowered).steps():
         np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("form", ["rows", "rows gears"])
+@pytest.mark.parametrize("executor", ["oracle", "openvino"])
+def test_a_spoilt_sequence_spoils_no_other(tmp_path: Path, form: str, executor: str) -> None:
+    """All sequences meet in the composed products: NaN of one must stay its own."""
+    lowered = lower(CONFIGS["gqa"], FORMS[form], 32, tmp_path)
+    run = Run(executor, lowered)
+    run.step(TRACE[0])
+    run.caches["kv_rows_pool"][run.table[0]] = np.nan  # all pages of sequence a
+    for step in TRACE[1:4]:
+        found, wanted = run.step(step), run.wanted(step)
+        for (name, _), row, right in zip(step, found, wanted):
+            if name == "a":
+                assert np.isnan(row).all()
+            else:
+                np.testing.assert_allclose(row, right, rtol=0, atol=2e-4 * np.abs(right).max())
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
