@@ -21,6 +21,9 @@ def before() -> None:
     if "FAKE_ATC_DUMP_ENV" in env:
         lines = "\n".join(f"{name}={value}" for name, value in env.items())
         Path(env["FAKE_ATC_DUMP_ENV"]).write_text(f"{lines}\nCWD={os.getcwd()}\n", encoding="utf-8")
+    if text := env.get("FAKE_ATC_STDERR"):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
     if "FAKE_ATC_KILL_CHILD" in env:
         _killed_worker()
     if "FAKE_ATC_HANG" in env:

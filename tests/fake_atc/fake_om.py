@@ -48,7 +48,7 @@ def write(
     if gears:
         desc = TensorDesc("int32", (len(gears[0]),), GEAR_INPUT)
         data.append(Node(GEAR_INPUT, "Data", [], {"index": len(data)}, [desc], [desc]))
-    outs = [_desc(value, None, keeps) for value in model.graph.output]
+    outs = [_desc(value, _inferred(value, inputs, given), keeps) for value in model.graph.output]
     sources = [f"{node.name}:0" for node in data]
     descs = [node.output_descs[0] for node in data]
     body = Node("everything", "PartitionedCall", sources, {}, descs, outs)
@@ -75,6 +75,19 @@ def write(
 def _gears(options: dict[str, str]) -> tuple[tuple[int, ...], ...]:
     text = options.get("dynamic_dims", "").rstrip(";")
     return tuple(tuple(int(n) for n in gear.split(",")) for gear in text.split(";") if gear)
+
+
+def _inferred(
+    value: onnx.ValueInfoProto, inputs: list[onnx.ValueInfoProto], given: dict[str, list[int]]
+) -> list[int]:
+    """Shape of an output: a symbol has the size that --input_shape gives it in an input."""
+    sizes = {}
+    for each in inputs:
+        dims = each.type.tensor_type.shape.dim
+        pairs = zip(dims, given.get(each.name, ()))
+        sizes |= {dim.dim_param: size for dim, size in pairs if dim.dim_param}
+    dims = value.type.tensor_type.shape.dim
+    return [d.dim_value if d.HasField("dim_value") else sizes.get(d.dim_param, -1) for d in dims]
 
 
 def _desc(value: onnx.ValueInfoProto, given: list[int] | None, keeps: bool) -> TensorDesc:

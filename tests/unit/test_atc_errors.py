@@ -154,3 +154,18 @@ def test_the_page_has_every_code_and_no_stray_column() -> None:
         assert f"| {code} |" in text
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert all(len(re.findall(r"(?<!\\)\|", row)) == 4 for row in rows)
+
+
+def test_what_our_plugin_says_comes_first() -> None:
+    name = "/layers.1/attn/PagedAttention"
+    said = f"node '{name}' (pagedom::1::PagedAttention): attribute 'num_heads' is missing"
+    lines = [
+        f"[pagedom-plugin] ERROR {said}",
+        "ATC run failed, Please check the detail log, Try 'atc --help' for more information",
+        "E19999: Inner Error! Model parse to graph failed",
+    ]
+    refusal, general = find_causes(lines, FAILED, NODES)
+    assert refusal.message == said
+    assert refusal.node == f"{name} (pagedom::PagedAttention)"
+    assert "--build-plugin" in refusal.advice
+    assert general.code == "E19999"

@@ -1,0 +1,211 @@
+"""What a compilation for a chip decides, and refuses, before any work."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ascend_machine import AscendMachine, prepare
+
+from pagedom.compiler.atc_settings import AtcSettings
+from pagedom.compiler.cann_install import CannNotFoundError
+from pagedom.compiler.combination import CombinationError
+from pagedom.compiler.form_options import FormError
+from pagedom.compiler.gear_list import GearError
+from pagedom.compiler.gear_planner import TrafficError
+from pagedom.compiler.request import (
+    CompileOptions,
+    CompileRequest,
+    RequestError,
+    require_compiler,
+    resolve_for,
+)
+from pagedom.models.config import ModelConfig
+
+A2, A3, P3, B4 = "Ascend910B3", "Ascend910_9391", "Ascend310P3", "Ascend310B4"
+
+
+@pytest.fixture
+def config(toy: Any) -> ModelConfig:
+    """Return a small llama: 2 layers, 2 KV heads of 64, 4096 positions."""
+    values = toy.config(hidden_size=256, max_position_embeddings=4096)
+    return ModelConfig.from_hf(values, None)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AscendMachine:
+    return prepare(tmp_path, monkeypatch)
+
+
+def decide(
+    config: ModelConfig, target: str, cann: object = "9.1.0", **given: Any
+) -> CompileRequest:
+    """Resolve for --emit atc, where a release is enough."""
+    settings = AtcSettings(cann=None if cann is None else str(cann))
+    options = CompileOptions("m", target=target, emit="atc", atc=settings, **given)
+    return resolve_for(options, config)
+
+
+def test_fused_targets_get_planned_gears_for_every_step(config: ModelConfig) -> None:
+    for target in (A2, A3, "Ascend950PR_9579"):
+        request = decide(config, target, max_batch=8)
+        form = request.form
+        assert form.cache_write == "inplace"
+        assert request.gear_plan is not None
+        assert form.gears == request.gear_plan.gears
+        assert 2 <= len(form.gears) <= 4
+        assert form.gears[-1] == (512, 9)  # the dummy sequence has a row
+        assert request.max_batch == 8
+        assert form.num_pages == 1 + 8 * 16  # all sequences at 2048 tokens, pages of 128
+        assert request.table_width == 32  # aligned for the operator
+        assert request.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(("target", "dtype"), [(P3, "float16"), (B4, "bfloat16")])
+def test_composed_targets_get_small_steps(config: ModelConfig, target: str, dtype: str) -> None:
+    request = decide(config, target)
+    assert request.form.cache_write == "rows"
+    assert request.max_batch == 4
+    assert request.form.gears[-1] == (128, 5)
+    assert request.table_width == 16  # nothing gathered for nothing
+    assert request.dtype == dtype
+
+
+def test_rows_on_request(config: ModelConfig) -> None:
+    request = decide(config, A2, cache_write="rows")
+    assert (request.form.cache_write, request.max_batch) == ("rows", 4)
+
+
+def test_gears_given(config: ModelConfig) -> None:
+    request = decide(config, A2, gears="64,9;8,8", max_batch=100)
+    assert request.form.gears == ((64, 9), (8, 8))
+    assert request.max_batch == 8  # of (64,9) one row is for padding
+    assert request.gear_plan is None
+    static = decide(config, A2, gears="64,9")
+    assert static.form.gears == ((64, 9),)
+    with pytest.raises(GearError, match="fewer tokens than sequences"):
+        decide(config, A2, gears="4,8;64,9")
+    with pytest.raises(GearError, match="is not a size"):
+        decide(config, A2, gears="x,8;64,9")
+
+
+def test_gears_from_traffic(config: ModelConfig, tmp_path: Path) -> None:
+    path = tmp_path / "steps.txt"
+    path.write_text("3 3 1000\n40 2 10\n")
+    request = decide(config, A2, traffic=path, max_batch=8, max_batch_tokens=64)
+    assert request.form.gears[0] == (3, 3)
+    assert request.form.gears[-1] == (64, 9)
+    path.write_text("99 2\n")
+    with pytest.raises(TrafficError, match=r"steps\.txt, line 1: 99 tokens"):
+        decide(config, A2, traffic=path, max_batch=8, max_batch_tokens=64)
+    with pytest.raises(FormError, match="--gears and --traffic exclude each other"):
+        decide(config, A2, traffic=path, gears="8,8;16,9")
+
+
+def test_ranges(config: ModelConfig) -> None:
+    request = decide(config, A2, input_shape_range=True)
+    assert (request.form.gears, request.form.num_pages) == ((), 0)
+    assert request.max_batch == 64
+    with pytest.raises(FormError, match="--gears and --input-shape-range exclude each other"):
+        decide(config, A2, input_shape_range=True, gears="8,8;16,9")
+    with pytest.raises(FormError, match="number of pages is open"):
+        decide(config, A2, input_shape_range=True, num_pages=50)
+    with pytest.raises(CombinationError, match="range shapes do not work on Ascend310B4"):
+        decide(config, B4, input_shape_range=True)
+
+
+def test_pages_follow_the_memory(config: ModelConfig) -> None:
+    page = 128 * 2 * 2 * 2 * 64 * 2  # tokens x K,V x layers x heads x dim x bytes
+    plenty = decide(config, A2, max_batch=8, memory=1.0)
+    tight = decide(config, A2, max_batch=8, memory=0.015)
+    assert plenty.form.num_pages == 1 + 8 * 16
+    assert 17 <= tight.form.num_pages < plenty.form.num_pages
+    assert "of 8 sequences at full length" in tight.warnings[-1]
+    grown = decide(config, A2, max_batch=8, memory=0.015 + 10 * page / 0.9 / 2**30)
+    assert abs(grown.form.num_pages - tight.form.num_pages - 10) <= 1
+    with pytest.raises(FormError, match=r"leaves room for 0 pages .* --plan shows the ledger"):
+        decide(config, A2, memory=0.001)
+    # 310B4's memory is in no file: the cache is as large as it can be of use.
+    assert decide(config, B4).form.num_pages == 1 + 4 * 16
+
+
+def test_pages_given(config: ModelConfig) -> None:
+    assert decide(config, A2, num_pages=40).form.num_pages == 40
+    with pytest.raises(FormError, match="--num-pages 16: must be at least 17"):
+        decide(config, A2, num_pages=16)
+    most = (2**31 - 1) // (128 * 2)  # slots of both layers in int32
+    with pytest.raises(FormError, match=f"must be at most {most}"):
+        decide(config, A2, num_pages=most + 1)
+    with pytest.raises(FormError, match=f"must be at most {most // 2}"):
+        decide(config, B4, num_pages=most)
+
+
+def test_what_no_operator_can_do_is_refused(config: ModelConfig) -> None:
+    def heads(count: int, dim: int) -> ModelConfig:
+        rope = dataclasses.replace(config.rope, dim=dim)
+        return dataclasses.replace(
+            config, num_heads=count, num_kv_heads=count, head_dim=dim, rope=rope
+        )
+
+    wide, deep = heads(256, 320), heads(4, 512)
+    for given, words in (
+        ((config, A2, {"page_size": 100}), "must be a multiple of 16"),
+        ((config, P3, {"dtype": "bfloat16"}), "dtype bfloat16 does not work on Ascend310P3"),
+        ((config, A2, {"dtype": "float32"}), "dtype float32 does not work on Ascend910B3"),
+        ((deep, A2, {}), "head_dim 512 does not work with FusedInferAttentionScore"),
+        ((wide, A2, {}), "KV heads x head_dim 81920 does not work"),
+    ):
+        model, target, more = given
+        with pytest.raises(CombinationError, match=words):
+            decide(model, target, **more)
+    # The composed form has no such limits.
+    assert decide(deep, A2, cache_write="rows").form.cache_write == "rows"
+    with pytest.raises(FormError, match="--cache-write inplace: on Ascend310P3"):
+        decide(config, P3, cache_write="inplace")
+
+
+def test_a_release_that_is_too_old(config: ModelConfig) -> None:
+    with pytest.raises(CombinationError, match=r"CANN 8\.1\.RC1 is too old for Ascend910_9391"):
+        decide(config, A3, cann="8.1.RC1")
+    assert decide(config, A3, cann=None).cann_release is None
+    assert decide(config, A2, cann="8.1.RC1").cann_release == "8.1.RC1"
+
+
+def test_doubted_page_sizes_are_shown(config: ModelConfig) -> None:
+    (warning,) = decide(config, A2, page_size=256).warnings
+    assert "the doc allows at most 128" in warning
+
+
+def test_the_toolkit_is_looked_for_first(
+    machine: AscendMachine, config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = CompileOptions("no-such-model", target=A2)
+    monkeypatch.setenv("PATH", str(machine.root))
+    with pytest.raises(CannNotFoundError, match=r"--emit atc .*--target host"):
+        require_compiler(options)
+    found = CompileOptions("m", target=A2, atc=AtcSettings(cann=str(machine.cann())))
+    require_compiler(found)
+    request = resolve_for(found, config)
+    assert request.cann is not None
+    assert (request.cann.root, request.cann_release) == (machine.cann(), "9.1.0")
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(machine.cann("8.1.RC1")))
+    assert resolve_for(options, config).cann_release == "8.1.RC1"
+    with pytest.raises(CannNotFoundError, match=r"--cann 8\.1\.RC1 is a release"):
+        require_compiler(CompileOptions("m", target=A2, atc=AtcSettings(cann="8.1.RC1")))
+
+
+def test_options_of_a_chip_are_not_ignored_for_the_host(config: ModelConfig) -> None:
+    with pytest.raises(RequestError, match="--cann, --compile-jobs: for chips only"):
+        require_compiler(CompileOptions("m", atc=AtcSettings(cann="/x", compile_jobs=2)))
+    with pytest.raises(RequestError, match="--emit atc: for chips only"):
+        require_compiler(CompileOptions("m", emit="atc"))
+    for name, value in (("input_shape_range", True), ("max_batch_tokens", 9)):
+        with pytest.raises(FormError, match="is for chips"):
+            resolve_for(CompileOptions("m", **{name: value}), config)
+
+
+def test_a_plan_needs_no_toolkit_and_no_room(config: ModelConfig) -> None:
+    request = resolve_for(CompileOptions("m", target=A2, memory=0.001), config, plan=True)
+    assert request.cann is None
