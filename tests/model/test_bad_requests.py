@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from closed_form import ClosedFormBackend
 
 from pagedom import Engine, SamplingParams
 from pagedom.runtime.cli import run_om
@@ -87,7 +94,7 @@ REQUESTS = {
     "longer than the model": (["-p", "w1 " * 128], "128 tokens", "at most 127"),
     "longer than the pool": (["-p", "w1 " * 60, "--num-pages", 2], "60 tokens", "holds 32"),
     "too many pages": (["-p", "w1", "--num-pages", 10**11], "numbered in 32 bits"),
-    "more pages than memory": (["-p", "w1", "--num-pages", 6 * 10**7], "MiB are free"),
+    "more pages than memory": (["-p", "w1", "--num-pages", 10**7], "MiB are free"),
     "no bytes": (["-p", "w1", "--kv-bytes", "1"], "at least 131072 are needed"),
     "too many bytes": (["-p", "w1", "--kv-bytes", "99999T"], "numbered in 32 bits"),
     "batch": (["-p", "w1", "--max-batch", 65], "compiled for at most 64 sequences"),
@@ -198,3 +205,44 @@ def test_the_engine_refuses_and_goes_on(artefact: Path) -> None:
     for wrong in ({"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": 1.5}):
         with pytest.raises(SamplingError, match=next(iter(wrong))):
             SamplingParams(**wrong)
+
+
+def test_ctrl_c_while_a_model_loads_waits_for_the_engines_thread() -> None:
+    """A library that is still loading when Python ends aborts the process."""
+
+    class SlowBackend(ClosedFormBackend):
+        def open(self, *args: Any) -> Any:
+            time.sleep(0.5)
+            return super().open(*args)
+
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        Engine(SlowBackend(4, 64))
+    assert "pagedom-engine" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.15, 0.4])
+def test_ctrl_c_on_the_real_command(artefact: Path, seconds: float) -> None:
+    code = "import sys; from pagedom.runtime.cli import main; sys.stderr.write('in\\n'); main()"
+    words = ["generate", str(artefact), "--file", "-", "--ignore-eos", "--max-tokens", "120"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write("w1\n" * 400)
+    process.stdin.close()
+    process.stdin = None
+    assert process.stderr is not None
+    assert process.stderr.readline() == "in\n"
+    time.sleep(seconds)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.03)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "terminate" not in errors
