@@ -47,12 +47,12 @@ def render_capabilities(matrix: dict[str, Any]) -> RenderableType:
         return table
     parts: list[RenderableType] = []
     for family in matrix["families"]:
-        title = Text.assemble((family["name"], "bold"), f"  {_brief(family['socs'])}")
+        heading = Text.assemble((family["name"], "bold"), f"  {_brief(family['socs'])}")
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
         for name, value in _summary(family):
             grid.add_row(f"  {name}", Text(value))
-        parts += [title, grid, Text("")]
+        parts += [heading, grid, Text("")]
     note = Text(
         "Sources: --capabilities SOC, for example --capabilities Ascend910B3. "
         "No row was measured on a device: all is from documentation and source code.",

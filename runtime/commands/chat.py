@@ -131,8 +131,8 @@ class _Talk:
             note("(stopped)")
         else:
             write("\n")
-            if reason := cut_off(request):
-                note(f"({reason}; /reset forgets the conversation)")
+            if reason := cut_off(request, "; /reset begins again"):
+                note(f"({reason})")
         return "".join(said)
 
 

@@ -9,8 +9,11 @@ if TYPE_CHECKING:
     from ..request import Request
 
 
-def cut_off(request: Request) -> str | None:
-    """Return why an answer was cut off and what gives more of it; None when it was not."""
+def cut_off(request: Request, when_full: str = "") -> str | None:
+    """Return why an answer was cut off and what gives more of it; None when it was not.
+
+    when_full: what to do where not --max-tokens but the model's longest sequence was the limit.
+    """
     if request.finish_reason != "length":
         return None
     count, most = int(request.output_tokens.size), request.params.max_tokens
@@ -19,7 +22,7 @@ def cut_off(request: Request) -> str | None:
     whole = request.prompt_tokens + count
     return (
         f"cut off: prompt and answer have {_tokens(whole)}, the most that the model or its KV "
-        "cache takes"
+        f"cache takes{when_full}"
     )
 
 

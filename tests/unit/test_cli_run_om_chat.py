@@ -26,7 +26,9 @@ def test_piped_lines_are_messages_with_history(artefact):
     second = answer(f"u:Hi;a:{first};u:And?;a:", 6)
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{first}\n{second}\n"
-    assert "--max-tokens" in result.stderr  # both answers were cut off
+    assert result.stderr.count("(cut off after 6 tokens: --max-tokens allows more)") == 2
+    long = invoke("chat", artefact.path, stdin="Hi\n")  # 512 tokens are allowed, 256 fit
+    assert "256 tokens, the most that the model or its KV cache takes; /reset" in long.stderr
 
 
 def test_reset_exit_and_unknown_commands(artefact):
