@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +16,8 @@ from ..error_table import GE_LOAD_MODEL
 from ..executor import Array, ExecutorError, ExecutorOptions
 from .graph_view import view_graph
 from .openvino_attention import BLOCK, CacheView, Tables
-from .openvino_model import CACHE_ELEMENT, Translator
+from .openvino_feed import RequestFeed
+from .openvino_model import CACHE_ELEMENT, ELEMENT, Translator
 
 # What is computed, and kept in the cache, for an artefact's dtype. OpenVINO 2026.4's attention
 # gives wrong results with an f16 cache under the f32 hint, and the f16 hint needs a CPU with
@@ -36,10 +38,13 @@ class OpenVinoExecutor:
         self._positions = {name: place for place, name in enumerate(self._names)}
         compiled = self._compile(options)
         self._request = compiled.create_infer_request()
-        self._ports = {port.get_any_name(): port for port in compiled.inputs}
-        self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}  # Data -> (address, shape)
-        self._tensors: dict[str, tuple[ov.Tensor, Array]] = {}  # what the request points at
-        self._columns = np.zeros(0, np.int64)
+        ports = {port.get_any_name(): port for port in compiled.inputs}
+        self._feed = RequestFeed(self._request, ports)
+        self._direct = [self._positions[name] for name in self._translation.direct]
+        self._elements = [port.get_element_type() for port in compiled.outputs]
+        # Shapes of the last run: those of the direct inputs, and of each output by position.
+        self._last_step: tuple[tuple[int, ...], ...] = ()
+        self._last_shapes: dict[int, tuple[int, ...]] = {}
 
     def _compile(self, options: ExecutorOptions) -> ov.CompiledModel:
         translation = self._translation
@@ -72,30 +77,20 @@ class OpenVinoExecutor:
         for name, views in translation.caches.items():
             self._bind_cache(name, views, inputs[self._positions[name]])
         for name in translation.direct:
-            self._set(name, inputs[self._positions[name]])
+            self._feed.set(name, inputs[self._positions[name]])
         if translation.tables is not None:
-            self._set_tables(translation.tables, inputs)
-        shapes = self._bind_outputs(outputs)
+            self._fill_tables(translation.tables, inputs)
+        step = tuple(inputs[place].shape for place in self._direct)
+        in_place = self._bind_outputs(outputs, step)
         try:
             self._request.infer()
         except RuntimeError as error:
             raise ExecutorError(f"OpenVINO: {error}") from error
-        return self._collect(outputs, shapes)
-
-    def _set(self, name: str, array: Array) -> None:
-        # The request knows the address alone: the array has to live until the run is over.
-        if array.dtype.itemsize == 2:  # numpy has no bfloat16 that OpenVINO knows
-            element = ov.Type.bf16 if array.dtype.name == "bfloat16" else ov.Type.f16
-            tensor = ov.Tensor(array.view(np.uint16), ov.Shape(array.shape), element)
-        else:
-            tensor = ov.Tensor(array, shared_memory=True)
-        self._tensors[name] = tensor, array
-        self._request.set_tensor(self._ports[name], tensor)
+        return self._collect(outputs, step, in_place)
 
     def _bind_cache(self, name: str, views: Sequence[CacheView], pool: Array) -> None:
-        """Wrap page pools [P,S,K,D] as [P*S/32,K,32,D]; again only if the address changes."""
-        key = (pool.ctypes.data, pool.shape)
-        if self._bound.get(name) == key:
+        """Wrap page pools [P,S,K,D] as [P*S/32,K,32,D]; again only when the view is another."""
+        if self._feed.is_bound(name, pool):
             return
         _, page_size, kv_heads, dim = pool.shape
         ends = [view.first_page for view in views[1:]] + [pool.shape[0]]
@@ -105,68 +100,92 @@ class OpenVinoExecutor:
             flat = pages.reshape(-1)
             raw = flat if pool.dtype == np.float32 else flat.view(np.uint16)
             tensor = ov.Tensor(raw, shape, CACHE_ELEMENT[pool.dtype.name])
-            self._request.set_tensor(self._ports[view.parameter], tensor)
-            self._tensors[view.parameter] = tensor, pool
-        self._bound[name] = key
+            self._feed.set_tensor(view.parameter, tensor, pool)
+        self._feed.note(name, pool)
 
-    def _set_tables(self, tables: Tables, inputs: Sequence[Array]) -> None:
+    def _fill_tables(self, tables: Tables, inputs: Sequence[Array]) -> None:
         """Make the kernel's CSR tables from the padded block table, all sequences at once."""
         seq_ends = inputs[self._positions[tables.seq_ends]]
-        kv_lens = inputs[self._positions[tables.kv_lens]].astype(np.int32)
-        table = inputs[self._positions[tables.block_table]]
-        begins = np.zeros(len(seq_ends) + 1, np.int32)
-        begins[1:] = seq_ends
+        kv_lens = inputs[self._positions[tables.kv_lens]]
+        blocks = inputs[self._positions[tables.block_table]]
         per_page = self._translation.page_size // BLOCK
-        blocks = table
         if per_page > 1:
             steps = np.arange(per_page, dtype=np.int32)
-            blocks = (table[:, :, None] * per_page + steps).reshape(len(table), -1)
-        q_lens = np.diff(begins)
+            blocks = (blocks[:, :, None] * per_page + steps).reshape(len(blocks), -1)
+        begins = np.zeros(len(seq_ends) + 1, np.int64)
+        begins[1:] = seq_ends
+        q_lens = begins[1:] - begins[:-1]
         # A gear's padding sequence may be longer than its row of the table: all of it is null page.
         lens = np.maximum(kv_lens, q_lens)
         counts = (lens + (BLOCK - 1)) // BLOCK
-        if counts.max() > blocks.shape[1]:
-            blocks = np.pad(blocks, ((0, 0), (0, counts.max() - blocks.shape[1])))
-        if len(self._columns) != blocks.shape[1]:
-            self._columns = np.arange(blocks.shape[1])
-        indices_begins = np.zeros(len(counts) + 1, np.int32)
+        longest = int(lens.max())
+        most = -(-longest // BLOCK)
+        if most > blocks.shape[1]:
+            blocks = np.pad(blocks, ((0, 0), (0, most - blocks.shape[1])))
+        indices_begins = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts, out=indices_begins[1:])
-        self._set("past_lens", lens - q_lens)
-        self._set("subsequence_begins", begins)
-        self._set("block_indices", blocks[self._columns < counts[:, None]])
-        self._set("block_indices_begins", indices_begins)
-        self._set("max_context_len", np.array(lens.max(), np.int32))
+        # Only the columns that some sequence reaches are looked at.
+        reached = np.arange(most) < counts[:, None]
+        fill = self._feed.fill
+        fill("past_lens", lens - q_lens)
+        fill("subsequence_begins", begins)
+        fill("block_indices", blocks[:, :most][reached])
+        fill("block_indices_begins", indices_begins)
+        fill("max_context_len", np.asarray(longest))
 
-    def _bind_outputs(self, outputs: Sequence[NDArray[np.uint8]]) -> list[tuple[int, ...]]:
-        """Shapes are known only after the run; results are copied then (see _collect)."""
-        return [()] * len(outputs)
+    def _bind_outputs(
+        self, outputs: Sequence[NDArray[np.uint8]], step: tuple[tuple[int, ...], ...]
+    ) -> dict[int, Array]:
+        """Bind float32 and integer results to the caller's buffers where their shapes are known.
+
+        They are known from the last run when the inputs have the same shapes. Returns the views
+        by output position; the other results are copied after the run.
+        """
+        known = self._last_shapes if step == self._last_step else {}
+        views: dict[int, Array] = {}
+        for number, place in enumerate(self._translation.results):
+            kind = dtype(self.outputs[place].dtype)
+            element = self._elements[number]
+            shape = known.get(place)
+            size = -1 if shape is None else math.prod(shape) * kind.itemsize
+            target = outputs[place]
+            if shape is None or size > target.nbytes or element != ELEMENT.get(kind.name):
+                self._feed.own_output(number, element)
+                continue
+            views[place] = target[:size].view(kind.numpy).reshape(shape)
+            self._feed.bind_output(number, target, views[place])
+        return views
 
     def _collect(
-        self, outputs: Sequence[NDArray[np.uint8]], shapes: list[tuple[int, ...]]
+        self,
+        outputs: Sequence[NDArray[np.uint8]],
+        step: tuple[tuple[int, ...], ...],
+        in_place: dict[int, Array],
     ) -> list[tuple[int, ...]]:
         translation = self._translation
-        arrays: dict[int, Array] = {}
+        arrays = dict(in_place)
         for number, place in enumerate(translation.results):
-            desc = self.outputs[place]
-            result = self._request.get_output_tensor(number).data
-            array = result.astype(dtype(desc.dtype).numpy, copy=False)
-            arrays[place] = array
+            if place not in arrays:
+                result = self._request.get_output_tensor(number).data
+                arrays[place] = result.astype(dtype(self.outputs[place].dtype).numpy, copy=False)
         for place, source in translation.argmaxes.items():
             arrays[place] = np.argmax(arrays[source], axis=-1).astype(np.int32)
         for place, array in arrays.items():
             target = outputs[place]
+            if place in in_place:
+                continue
             if array.nbytes > target.nbytes:
                 raise ExecutorError(
                     f"output {place} has {array.nbytes} bytes (shape {array.shape}), its buffer "
                     f"holds {target.nbytes}"
                 )
             target[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            shapes[place] = array.shape
-        return shapes
+        self._last_step = step
+        self._last_shapes = {place: array.shape for place, array in arrays.items()}
+        return [arrays[place].shape for place in range(len(outputs))]
 
     def close(self) -> None:
         """Drop the compiled model and every view of the caller's memory."""
-        self._tensors.clear()
-        self._bound.clear()
+        self._feed.close()
         self._translation.keep.clear()
         self._request = None
