@@ -2,15 +2,16 @@
 
     python benchmarks/bench_serving.py --model build/smollm2_bf16 --workload workload.json
 
-The loop is the one an application writes: submit everything, step until nothing is left. Tokens
-are stamped when `step()` returns.
+The loop is the one of a server: the engine runs by itself after `start()`, and a listener, called
+once a step on the engine's thread, collects and stamps the new tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from measuring import EngineLabel, Run, Stream, bench, limit_threads, runner_parser
@@ -36,26 +37,35 @@ def make_run(engine: Any) -> Run:
     from pagedom import SamplingParams
 
     def run(requests: Sequence[BenchRequest], max_running: int) -> list[Stream]:
+        streams: list[Stream] = [[] for _ in requests]
+        open_pairs: list[tuple[Any, Stream]] = []
+        ended = threading.Event()
+
+        def heard() -> None:
+            """Called by the engine after each step."""
+            now = time.perf_counter()
+            for handle, stream in open_pairs:
+                stream.extend((now, token) for token in handle.poll_tokens())
+            open_pairs[:] = [pair for pair in open_pairs if not pair[0].finished]
+            if not open_pairs:
+                ended.set()
+
+        listener.append(heard)
         handles = [
             engine.submit(list(r.prompt), SamplingParams(max_tokens=r.num_out, ignore_eos=True))
             for r in requests
         ]
-        streams: list[Stream] = [[] for _ in requests]
-        open_pairs = list(zip(handles, streams))
-        while open_pairs:
-            engine.step()
-            now = time.perf_counter()
-            still_open = []
-            for handle, stream in open_pairs:
-                # Read the flag first: a request that ends in between still gets its last tokens.
-                ended = handle.finished
-                stream.extend((now, token) for token in handle.poll_tokens())
-                if not ended:
-                    still_open.append((handle, stream))
-                handle.raise_if_failed()
-            open_pairs = still_open
+        open_pairs += zip(handles, streams)
+        engine.start()
+        ended.wait()
+        engine.stop()
+        listener.clear()
+        for handle in handles:
+            handle.raise_if_failed()
         return streams
 
+    listener: list[Callable[[], None]] = []
+    engine.add_listener(lambda: [each() for each in listener])
     return run
 
 

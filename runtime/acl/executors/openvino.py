@@ -15,6 +15,7 @@ from ...om_file.om_reader import OmFile
 from ..error_table import GE_LOAD_MODEL
 from ..executor import Array, ExecutorError, ExecutorOptions
 from .graph_view import view_graph
+from .huge_pages import anonymous_areas, collapse_in_background
 from .openvino_attention import BLOCK, CacheView, Tables
 from .openvino_feed import RequestFeed
 from .openvino_model import CACHE_ELEMENT, ELEMENT, Translator
@@ -36,8 +37,10 @@ class OpenVinoExecutor:
         self._translation = Translator(view).translate()
         self._names = [desc.name for desc in self.inputs]
         self._positions = {name: place for place, name in enumerate(self._names)}
+        before = anonymous_areas()
         compiled = self._compile(options)
         self._request = compiled.create_infer_request()
+        self._collapsing = collapse_in_background(before)
         ports = {port.get_any_name(): port for port in compiled.inputs}
         self._feed = RequestFeed(self._request, ports)
         self._direct = [self._positions[name] for name in self._translation.direct]
@@ -186,6 +189,8 @@ class OpenVinoExecutor:
 
     def close(self) -> None:
         """Drop the compiled model and every view of the caller's memory."""
+        if self._collapsing is not None:
+            self._collapsing.join()
         self._feed.close()
         self._translation.keep.clear()
         self._request = None
