@@ -107,6 +107,28 @@ def test_a_fault_that_only_decode_steps_show(plain: Artifact) -> None:
     assert "/layers.1/attn/KVUpdate" in found.divergence.between
 
 
+class OneBadToken(OracleExecutor):
+    """Spoils the first norm of the token with id 7 alone."""
+
+    def _run(self, node: Any, values: Any) -> Any:
+        results = super()._run(node, values)
+        if node.name == "/layers.0/input_layernorm/RmsNorm":
+            results[0][values[("input_ids", 0)] == 7] *= 2
+        return results
+
+
+def test_the_place_names_step_prompt_and_position(plain: Artifact) -> None:
+    side = Side(plain, make=lambda om: OneBadToken(om, ExecutorOptions()))
+    prompts = [np.array(ids, np.int32) for ids in ([1, 2, 3], [4, 5, 6, 7, 8], [9] * 40)]
+    options = CompareOptions(prompts, max_tokens=1, batch_tokens=6)
+    found = compare(Side(plain), side, options)
+    assert found.divergence is not None
+    first = found.divergence.agreement.first
+    assert (first.prompt, first.position) == (1, 3)
+    assert found.divergence.agreement.rows == 3 + 5 + 40
+    assert found.steps == 8
+
+
 @pytest.mark.parametrize("memory", [1 << 29, 1])
 def test_the_executors_agree_in_one_run_or_many(plain: Artifact, memory: int) -> None:
     runs = []

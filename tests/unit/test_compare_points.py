@@ -11,6 +11,7 @@ import pytest
 
 from pagedom.runtime.compare import chunked
 from pagedom.runtime.compare_agreement import Agreement, Where, flat_rows
+from pagedom.runtime.compare_backend import copy_step
 from pagedom.runtime.compare_points import (
     BEFORE,
     BEHIND,
@@ -21,9 +22,16 @@ from pagedom.runtime.compare_points import (
     points_of,
     suspects,
 )
+from pagedom.runtime.manifest import Binding
 from pagedom.runtime.om_file.ge_graph import Graph, Node, TensorDesc
+from pagedom.runtime.packed_batch import BatchLayout, BatchLimits, PackedBatch
 
 ROWS = TensorDesc("float32", (-1, 8))
+INT64_LENGTHS = [
+    Binding("input_ids", "input_ids", "int32", ("T",)),
+    Binding("kv_lens", "kv_lens", "int64", ("B",)),
+    Binding("block_table", "block_table", "int32", ("B", "M")),
+]
 
 
 def layered() -> Graph:
@@ -201,3 +209,20 @@ def test_flat_rows_drop_padding():
     array = np.arange(24).reshape(4, 2, 3)
     assert flat_rows(array, 3).shape == (3, 6)
     assert flat_rows(array, 3).dtype == np.float32
+
+
+def test_a_step_is_copied_into_another_layout():
+    """Other dtypes, a wider table, and what an earlier step left there."""
+    one = PackedBatch(BatchLayout.of(BatchLimits(8, 4, 2, 16)))
+    other = PackedBatch(BatchLayout.of(BatchLimits(16, 8, 5, 16), INT64_LENGTHS))
+    other.num_tokens = other.num_seqs = 8
+    other.table()[...] = 99
+    one.num_tokens, one.num_seqs, one.num_logits = 5, 2, 1
+    for number, source in enumerate(one.sources):
+        one.view(source)[...] = number + 1
+    copy_step(one, other)
+    assert other.table().tolist() == [[8, 8, 0, 0, 0]] * 2
+    assert other.view("kv_lens").tolist() == [6, 6]
+    assert other.view("kv_lens").dtype == np.int64
+    assert other.view("input_ids").tolist() == [1] * 5
+    assert other.sources == ("input_ids", "kv_lens", "block_table")
