@@ -14,10 +14,10 @@ from .acl.error_table import row
 from .cann_version import HOME_VARIABLES, read_version
 from .doctor_findings import NOTE, OK, PROBLEM, WARNING, Finding, Surroundings
 from .npu_smi import parse_npu_smi
+from .visible_devices import VARIABLE as VISIBLE_DEVICES
 
 PLUGIN_VARIABLE = "ASCEND_CUSTOM_OPP_PATH"
 PLUGIN_MANIFEST = "pagedom_plugin.json"
-VISIBLE_DEVICES = "ASCEND_RT_VISIBLE_DEVICES"
 DRIVER_VERSION = "/usr/local/Ascend/driver/version.info"
 
 _USUAL_PLACES = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann")
