@@ -30,7 +30,6 @@ from .onnx_tape import BOOL, INT32, Shape, Tape
 
 _END = 2**31 - 1
 FAR = 1 << 30  # a position that no row reaches, and that still subtracts safely
-NULL_PAGE = 0  # the page nobody owns (runtime/page_pool.py)
 
 
 @dataclass(frozen=True)
@@ -159,24 +158,11 @@ class StepTables:
         self.column_pos = tape.op("Unsqueeze", "column_position", [columns, tape.ints(1, 2)], shape)
 
     def _written(self) -> ir.Value:
-        """bool [B,N]: positions that hold a token of the sequence.
-
-        The null page holds none: its content is anything on a chip.
-        """
-        tape = self.tape
-        shape: Shape = ["B", self.width]
-        if self.new_columns:
-            return tape.op("Less", "written", [self.position_line, self.past], shape, BOOL)
-        width, page_size = self.inputs.table_width, self.inputs.page_size
-        limit = tape.reshape("kv_lens_column", self.inputs.kv_lens, (-1, 1), ["B", 1])
-        below = tape.op("Less", "below", [self.position_line, limit], shape, BOOL)
-        by_page: Shape = ["B", width, page_size]
-        paged = tape.reshape("below_pages", below, (-1, width, page_size), by_page)
-        pages = tape.reshape("page_ids", self.inputs.block_table, (-1, width, 1), ["B", width, 1])
-        pair = [pages, tape.int32(NULL_PAGE)]
-        real = tape.op("Greater", "page_is_real", pair, ["B", width, 1], BOOL)
-        written = tape.op("And", "written_pages", [paged, real], by_page)
-        return tape.reshape("written", written, (-1, self.width), shape)
+        """bool [B,N]: positions that hold a token of the sequence."""
+        tape, limit = self.tape, self.past
+        if not self.new_columns:
+            limit = tape.reshape("kv_lens_column", self.inputs.kv_lens, (-1, 1), ["B", 1])
+        return tape.op("Less", "written", [self.position_line, limit], ["B", self.width], BOOL)
 
     def _inside(
         self, what: str, tokens: ir.Value, start: ir.Value, end: ir.Value, extent: str | None
