@@ -11,6 +11,8 @@ import click
 from ..models.checkpoint import open_checkpoint, read_config
 from ..models.config import ModelConfig
 from ..runtime.show import show
+from .chip_form import GIB, plan_request
+from .gear_report import render_gears
 from .page_advisor import PageRequest, advise_pages, read_lengths
 from .page_report import render_page_advice
 from .plan_report import render_plan
@@ -35,8 +37,12 @@ def show_advice(options: dict[str, Any], compile_options: CompileOptions) -> Non
     if options["plan"]:
         plan = plan_memory(config, _plan_request(request))
         data["plan"] = plan.to_json()
+        if request.gear_plan is not None:
+            data["gears"] = request.gear_plan.to_json()
         if not options["as_json"]:
             show(render_plan(plan))
+            if request.gear_plan is not None:
+                show(render_gears(request.gear_plan))
     if options["as_json"]:
         click.echo(json.dumps(data, indent=2))
 
@@ -62,10 +68,16 @@ def _advice(request: CompileRequest, options: dict[str, Any]) -> Any:
 
 
 def _plan_request(request: CompileRequest) -> PlanRequest:
+    if not request.target.is_host:
+        form = request.form
+        pages = form.num_pages - 1 if form.num_pages else None
+        return plan_request(request.options.chip, request.chip_model, form, pages)
+    memory = request.options.memory
     return PlanRequest(
         target=request.target,
         dtype=request.dtype,
         page_size=request.page_size,
         max_seq_len=request.max_seq_len,
         max_batch=request.max_batch,
+        memory_bytes=None if memory is None else int(memory * GIB),
     )

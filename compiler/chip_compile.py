@@ -73,7 +73,7 @@ def plugin_stage(cann: CannInstall, stages: Stages) -> PluginBuild:
             lambda _, done, total: stage.show(done, total),
         )
         known = "built before" if build.cached else "new"
-        stage.note = f"{known}, {build.hash}, {build.manifest.cache_write}"
+        stage.note = f"{known}; {build.manifest.cache_write}"
     return build
 
 

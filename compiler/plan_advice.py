@@ -89,7 +89,8 @@ def _fewer_pages(plan: MemoryPlan) -> list[str]:
     if not 1 <= pages < plan.pages:
         return []
     return [
-        f"--pages {pages} (instead of {plan.pages}): sequences share a smaller pool, "
+        f"--num-pages {pages + 1} (instead of {plan.pages + 1}, the null page included): sequences "
+        "share a smaller pool, "
         f"{pages / plan.pages_full:.0%} of what full sequences need, and wait or are preempted "
         "when it is used up."
     ]

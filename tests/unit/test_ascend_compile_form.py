@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,8 @@ def test_pages_follow_the_memory(config: ModelConfig) -> None:
     assert abs(grown.form.num_pages - tight.form.num_pages - 10) <= 1
     with pytest.raises(FormError, match=r"leaves room for 0 pages .* --plan shows the ledger"):
         decide(config, A2, memory=0.001)
+    with pytest.raises(FormError, match=r"leaves room for 14 pages .* needs 16"):
+        decide(config, A2, max_batch=8, memory=0.01)
     # 310B4's memory is in no file: the cache is as large as it can be of use.
     assert decide(config, B4).form.num_pages == 1 + 4 * 16
 
@@ -209,3 +213,17 @@ def test_options_of_a_chip_are_not_ignored_for_the_host(config: ModelConfig) -> 
 def test_a_plan_needs_no_toolkit_and_no_room(config: ModelConfig) -> None:
     request = resolve_for(CompileOptions("m", target=A2, memory=0.001), config, plan=True)
     assert request.cann is None
+
+
+def test_a_plan_is_of_the_same_model(machine: AscendMachine, tmp_path: Path, toy: Any) -> None:
+    values = toy.config(hidden_size=256, max_position_embeddings=4096)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    arguments = (tmp_path, "--target", A2, "--max-batch", 8)
+    data = json.loads(machine.run(*arguments, "--plan", "--json").stdout)
+    assert data["plan"]["pages"] == 8 * 16
+    assert data["gears"]["gears"][-1] == [512, 9]
+    tight = machine.run(*arguments, "--memory", 0.015, "--plan").stdout
+    pages = int(re.findall(r"--num-pages (\d+)", tight)[0])
+    request = decide(ModelConfig.from_hf(values, None), A2, max_batch=8, memory=0.015)
+    assert request.form.num_pages == pages  # the advice is what a compilation takes by itself
+    assert "T tokens" in tight

@@ -152,7 +152,7 @@ def test_what_to_change_leads_to_plans_that_fit() -> None:
     text = "\n".join(plan.advice)
     batch = int(text.split("--max-batch ")[1].split(" ")[0])
     length = int(text.split("--max-seq-len ")[1].split(" ")[0])
-    pages = int(text.split("--pages ")[1].split(" ")[0])
+    pages = int(text.split("--num-pages ")[1].split(" ")[0]) - 1
     for field, value, limit in (
         ("max_batch", batch, 64),
         ("max_seq_len", length, 2048),
