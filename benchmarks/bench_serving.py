@@ -23,7 +23,7 @@ def make_engine(args: argparse.Namespace, workload: Workload) -> Any:
     from pagedom import Engine
 
     options: dict[str, Any] = {
-        "max_batch": workload.max_running,
+        "max_batch": args.max_batch or workload.max_running,
         "max_batch_tokens": args.batched_tokens,
         "threads": args.threads,
     }
@@ -73,6 +73,9 @@ def main() -> None:
     """Measure pagedom on the chosen parts."""
     parser = runner_parser("measure pagedom's engine on a workload")
     parser.add_argument("--batched-tokens", type=int, default=256, help="most tokens of a step")
+    parser.add_argument(
+        "--max-batch", type=int, help="most sequences at once; by default the workload's"
+    )
     parser.add_argument("--pages", type=int, help="pages of the cache; by default the engine's")
     args = parser.parse_args()
     limit_threads(args.threads)
@@ -81,7 +84,9 @@ def main() -> None:
     workload = load_workload(args.workload)
     start = time.perf_counter()
     engine = make_engine(args, workload)
-    notes = f"batched_tokens={args.batched_tokens} load={time.perf_counter() - start:.1f}s"
+    at_once = args.max_batch or workload.max_running
+    loaded = time.perf_counter() - start
+    notes = f"batched_tokens={args.batched_tokens} max_batch={at_once} load={loaded:.1f}s"
     label = EngineLabel("pagedom", version("pagedom"), args.dtype, args.threads, notes)
     try:
         bench(make_run(engine), workload, label, args)
