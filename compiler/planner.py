@@ -330,7 +330,7 @@ def _workspace(config: ModelConfig, request: PlanRequest, kv_dtype: str) -> Ledg
     how = f"T {tokens} x {max(attention, mlp)} live elements"
     if request.is_composed:
         seqs = max([request.max_batch, *(gear[1] for gear in request.gears)])
-        columns = seqs * table_width(request) * request.page_size + tokens
+        columns = seqs * (table_width(request) * request.page_size + tokens)
         gathered = 2 * columns * _kv_width(config) * dtype_row(kv_dtype).itemsize
         scores = tokens * config.num_heads * columns * 4
         size += gathered + scores
