@@ -252,8 +252,8 @@ def _form(options: CompileOptions, model: ChipModel, fit: bool) -> ChipForm:
     ):
         if value is not None:
             raise FormError(
-                f"{name} is for chips with --emit om or atc. For the host there is --gears; an ONNX "
-                "file of --emit onnx has all shapes open"
+                f"{name} is for chips with --emit om or atc. For the host there is --gears; an "
+                "ONNX file of --emit onnx has all shapes open"
             )
     given = FormOptions(options.gears, options.num_pages, options.cache_write)
     return ChipForm(resolve_form(given, model.target, model.table_width))
