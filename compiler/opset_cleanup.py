@@ -31,7 +31,6 @@ class _Use:
 
     node: onnx.NodeProto
     valid: tuple[int, ...]
-    candidates: tuple[int, ...]
 
     def __str__(self) -> str:
         name = self.node.name or "(unnamed)"
@@ -97,7 +96,7 @@ def _one_version(model: onnx.ModelProto, domain: str, versions: Sequence[int]) -
 
 def _use(node: onnx.NodeProto, domain: str, versions: Sequence[int]) -> _Use:
     valid = tuple(version for version in versions if _is_valid(node, domain, version))
-    return _Use(node, valid, tuple(versions))
+    return _Use(node, valid)
 
 
 def _is_valid(node: onnx.NodeProto, domain: str, version: int) -> bool:

@@ -23,6 +23,7 @@ from onnx_ir.passes.common import InlinePass, ShapeInferencePass
 
 from ...graph_ops.schema import DOMAIN
 from .infra import PassError, PassResult, Skip
+from .onnx_infra import constant
 
 
 class InlineBodies:
@@ -68,15 +69,7 @@ def _lift_constants(graph: ir.Graph) -> None:
         array = _constant_array(node)
         digest = hashlib.sha256(repr((array.dtype, array.shape)).encode() + array.tobytes())
         name = f"const.{digest.hexdigest()[:12]}"
-        if name not in graph.initializers:
-            value = ir.Value(
-                name=name,
-                shape=ir.Shape(array.shape),
-                type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
-                const_value=ir.tensor(array, name=name),
-            )
-            graph.register_initializer(value)
-        ir.convenience.replace_all_uses_with(node.outputs[0], graph.initializers[name])
+        ir.convenience.replace_all_uses_with(node.outputs[0], constant(graph, name, array))
         graph.remove(node, safe=True)
 
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .infra import PassError, PassResult
-
-CU_SEQLENS_INPUT, KV_LENS_INPUT = 4, 5  # of PagedAttention
+from .layers import CU_SEQLENS
 
 
 class SeqEnds:
@@ -45,7 +44,7 @@ def swap_lengths(model: ir.Model) -> int:
     )
     count = 0
     for use in list(cu_seqlens.uses()):
-        use.node.replace_input_with(CU_SEQLENS_INPUT, seq_ends)
+        use.node.replace_input_with(CU_SEQLENS, seq_ends)
         count += 1
     kv_lens.type = ir.TensorType(ir.DataType.INT64)
     graph.inputs[graph.inputs.index(cu_seqlens)] = seq_ends

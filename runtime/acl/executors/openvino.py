@@ -35,8 +35,7 @@ class OpenVinoExecutor:
         view = view_graph(om)
         self.inputs, self.outputs = view.inputs, view.outputs
         self._translation = Translator(view).translate()
-        self._names = [desc.name for desc in self.inputs]
-        self._positions = {name: place for place, name in enumerate(self._names)}
+        self._positions = {desc.name: place for place, desc in enumerate(self.inputs)}
         before = anonymous_areas()
         compiled = self._compile(options)
         self._request = compiled.create_infer_request()

@@ -10,18 +10,14 @@ import numpy as np
 from openvino import opset13 as ops
 
 from ...om_file.ge_graph import Node
-from .openvino_ops import Kernel, constant
-
-
-def _single(node: Any) -> list[Any]:
-    return [node.output(0)]
+from .openvino_ops import Kernel, constant, single
 
 
 def _plain(function: Callable[..., Any]) -> Kernel:
     """The OpenVINO operator takes the same inputs in the same order."""
 
     def kernel(node: Node, inputs: list[Any]) -> list[Any]:
-        return _single(function(*inputs))
+        return single(function(*inputs))
 
     return kernel
 
@@ -29,31 +25,31 @@ def _plain(function: Callable[..., Any]) -> Kernel:
 def _reduce(function: Callable[..., Any]) -> Kernel:
     def kernel(node: Node, inputs: list[Any]) -> list[Any]:
         axes = inputs[1] if len(inputs) > 1 else constant(node.attrs["axes"], np.int64)
-        return _single(function(inputs[0], axes, bool(node.attrs.get("keep_dims", False))))
+        return single(function(inputs[0], axes, bool(node.attrs.get("keep_dims", False))))
 
     return kernel
 
 
 def _softmax(node: Node, inputs: list[Any]) -> list[Any]:
-    return _single(ops.softmax(inputs[0], int(node.attrs.get("axes", [-1])[0])))
+    return single(ops.softmax(inputs[0], int(node.attrs.get("axes", [-1])[0])))
 
 
 def _strided_slice(node: Node, inputs: list[Any]) -> list[Any]:
     x, begin, end, axes = inputs[:4]
     count = int(node.input_descs[3].shape[0])
     steps = inputs[4] if len(inputs) > 4 else constant([1] * count, np.int64)
-    return _single(ops.slice(x, begin, end, steps, axes))
+    return single(ops.slice(x, begin, end, steps, axes))
 
 
 def _range(node: Node, inputs: list[Any]) -> list[Any]:
     kind = inputs[0].get_element_type().to_string()
-    return _single(ops.range(*inputs, kind))
+    return single(ops.range(*inputs, kind))
 
 
 def _pack(node: Node, inputs: list[Any]) -> list[Any]:
     axis = int(node.attrs.get("axis", 0))
     thick = [ops.unsqueeze(x, constant(axis, np.int64)) for x in inputs]
-    return _single(ops.concat(thick, axis))
+    return single(ops.concat(thick, axis))
 
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType(
@@ -81,10 +77,10 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType(
         "SqueezeV3": _plain(ops.squeeze),
         "StridedSliceV2": _strided_slice,
         "Range": _range,
-        "Expand": lambda node, inputs: _single(ops.broadcast(*inputs, "BIDIRECTIONAL")),
+        "Expand": lambda node, inputs: single(ops.broadcast(*inputs, "BIDIRECTIONAL")),
         "Tile": _plain(ops.tile),
-        "Shape": lambda node, inputs: _single(ops.shape_of(inputs[0], "i64")),
-        "GatherNd": lambda node, inputs: _single(ops.gather_nd(*inputs)),
+        "Shape": lambda node, inputs: single(ops.shape_of(inputs[0], "i64")),
+        "GatherNd": lambda node, inputs: single(ops.gather_nd(*inputs)),
         "Pack": _pack,
     }
 )

@@ -26,13 +26,14 @@ def constant(value: Any, kind: type) -> Any:
     return ops.constant(np.array(value, kind))
 
 
-def _single(node: Any) -> list[Any]:
+def single(node: Any) -> list[Any]:
+    """Return the one output of an OpenVINO node, as a kernel returns its outputs."""
     return [node.output(0)]
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Kernel:
     def kernel(node: Node, inputs: list[Any]) -> list[Any]:
-        return _single(function(inputs[0], inputs[1]))
+        return single(function(inputs[0], inputs[1]))
 
     return kernel
 
@@ -43,15 +44,15 @@ def _matmul(node: Node, inputs: list[Any]) -> list[Any]:
     product = ops.matmul(inputs[0], inputs[1], transpose_1, transpose_2)
     if len(inputs) > 2 and inputs[2] is not None:
         product = ops.add(product, inputs[2])
-    return _single(product)
+    return single(product)
 
 
 def _gather(node: Node, inputs: list[Any]) -> list[Any]:
-    return _single(ops.gather(inputs[0], inputs[1], inputs[2]))
+    return single(ops.gather(inputs[0], inputs[1], inputs[2]))
 
 
 def _reshape(node: Node, inputs: list[Any]) -> list[Any]:
-    return _single(ops.reshape(inputs[0], inputs[1], True))
+    return single(ops.reshape(inputs[0], inputs[1], True))
 
 
 def _rms_norm(node: Node, inputs: list[Any]) -> list[Any]:
@@ -60,7 +61,7 @@ def _rms_norm(node: Node, inputs: list[Any]) -> list[Any]:
     mean = ops.reduce_mean(square, constant([-1], np.int64), True)
     epsilon = constant(float(node.attrs.get("epsilon", 1e-6)), np.float32)
     scale = ops.divide(constant(1.0, np.float32), ops.sqrt(ops.add(mean, epsilon)))
-    return _single(ops.multiply(ops.multiply(x, scale), gamma))
+    return single(ops.multiply(ops.multiply(x, scale), gamma))
 
 
 def _rotary(node: Node, inputs: list[Any]) -> list[Any]:
@@ -75,7 +76,7 @@ def _rotary(node: Node, inputs: list[Any]) -> list[Any]:
     negative = ops.multiply(halves.output(1), constant([[[[-1.0]]]], np.float32))
     turned = ops.concat([negative, halves.output(0)], -1)
     rotated = ops.add(ops.multiply(x4, cos4), ops.multiply(turned, sin4))
-    return _single(ops.reshape(rotated, constant([-1, heads, dim], np.int64), False))
+    return single(ops.reshape(rotated, constant([-1, heads, dim], np.int64), False))
 
 
 def _swiglu(node: Node, inputs: list[Any]) -> list[Any]:
@@ -88,11 +89,11 @@ def _swiglu(node: Node, inputs: list[Any]) -> list[Any]:
 
 def swiglu(gate: Any, up: Any) -> list[Any]:
     """Return silu(gate) * up."""
-    return _single(ops.multiply(ops.swish(gate), up))
+    return single(ops.multiply(ops.swish(gate), up))
 
 
 def _concat(node: Node, inputs: list[Any]) -> list[Any]:
-    return _single(ops.concat(inputs, int(node.attrs["concat_dim"])))
+    return single(ops.concat(inputs, int(node.attrs["concat_dim"])))
 
 
 def _split(node: Node, inputs: list[Any]) -> list[Any]:
@@ -103,12 +104,12 @@ def _split(node: Node, inputs: list[Any]) -> list[Any]:
 
 
 def _transpose(node: Node, inputs: list[Any]) -> list[Any]:
-    return _single(ops.transpose(inputs[0], inputs[1]))
+    return single(ops.transpose(inputs[0], inputs[1]))
 
 
 def _argmax(node: Node, inputs: list[Any]) -> list[Any]:
     top = ops.topk(inputs[0], constant(1, np.int64), -1, "max", "none")
-    return _single(ops.squeeze(top.output(1), constant(-1, np.int64)))
+    return single(ops.squeeze(top.output(1), constant(-1, np.int64)))
 
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType(
