@@ -74,6 +74,20 @@ class KeyReader:
             raise self.error(key, value, "allowed are true and false")
         return value
 
+    def refusals(self, neutral: Mapping[str, tuple[Any, ...]]) -> list[str]:
+        """Return one text for each key that is there with a value that would have an effect.
+
+        `neutral` lists, for keys that are not supported, the values that change nothing.
+        """
+        found = []
+        for key, harmless in neutral.items():
+            value = self.take(key)
+            if value is None or value in harmless:
+                continue
+            allowed = " or ".join(["absent", *(shown(each) for each in harmless)])
+            found.append(str(self.error(key, value, f"not supported, allowed is {allowed}")))
+        return found
+
     def error(self, key: str, value: object, rule: str) -> ConfigError:
         """Build the error for one key: file, key, value given, rule."""
         given = "is missing" if value is None else f"is {shown(value)}"

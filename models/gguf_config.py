@@ -117,13 +117,7 @@ def _arch(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) ->
 
 
 def _refuse_unsupported(keys: KeyReader) -> None:
-    found = []
-    for key, neutral in _NEUTRAL.items():
-        value = keys.take(key)
-        if value is None or value in neutral:
-            continue
-        allowed = " or ".join(["absent", *(shown(v) for v in neutral)])
-        found.append(str(keys.error(key, value, f"not supported, allowed is {allowed}")))
+    found = keys.refusals(_NEUTRAL)
     if found:
         raise ConfigError("\n".join(found))
 

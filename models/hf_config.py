@@ -175,13 +175,7 @@ def _family(keys: KeyReader) -> Family:
 
 
 def _refuse_unsupported(keys: KeyReader) -> None:
-    found = []
-    for key, neutral in _NEUTRAL.items():
-        value = keys.take(key)
-        if value is None or value in neutral:
-            continue
-        allowed = " or ".join(["absent", *(shown(v) for v in neutral)])
-        found.append(str(keys.error(key, value, f"not supported, allowed is {allowed}")))
+    found = keys.refusals(_NEUTRAL)
     for key in ("hidden_act", "hidden_activation"):
         value = keys.take(key, "silu")
         if value not in ("silu", "swish"):  # two names of one function
