@@ -14,6 +14,7 @@ from .acl.error_table import row
 from .cann_version import HOME_VARIABLES, read_version
 from .doctor_findings import NOTE, OK, PROBLEM, WARNING, Finding, Surroundings
 from .npu_smi import parse_npu_smi
+from .visible_devices import HOW_TO_LIST, read_card_list
 from .visible_devices import VARIABLE as VISIBLE_DEVICES
 
 PLUGIN_VARIABLE = "ASCEND_CUSTOM_OPP_PATH"
@@ -162,23 +163,20 @@ def _visible_devices(here: Surroundings) -> Iterator[Finding]:
     text = here.environ.get(VISIBLE_DEVICES)
     if text is None:
         return
-    parts = [part.strip() for part in text.split(",")]
-    bad = [part for part in parts if not part.isdigit()]
-    double = sorted({part for part in parts if parts.count(part) > 1})
+    listed = read_card_list(text)
     nodes = {node.name.removeprefix("davinci") for node in here.path("/dev").glob("davinci[0-9]*")}
-    absent = [part for part in parts if nodes and part.isdigit() and part not in nodes]
+    absent = [card for card in listed.cards if nodes and str(card) not in nodes]
     problems = [
-        *(f"{part!r} is no device number" for part in bad),
-        *(f"{part} is listed twice" for part in double),
-        *(f"there is no /dev/davinci{part}" for part in absent),
+        *([f"it {listed.error}"] if listed.error else []),
+        *([f"what begins with {listed.unread!r} is not read"] if listed.unread else []),
+        *(f"there is no /dev/davinci{card}, and the list ends there" for card in absent[:1]),
     ]
     if problems:
         yield Finding(
             VISIBLE_DEVICES,
             PROBLEM,
             f"{text!r}: {'; '.join(problems)}",
-            "Give existing numbers once each, like 0,1 (EE2002, 107001). Programs then count "
-            "devices from 0 again.",
+            f"{HOW_TO_LIST} (EE2002, 107001). Programs then count devices from 0 again.",
         )
     else:
         seen = f"{text}: these devices only, counted from 0 again inside the program"

@@ -106,6 +106,7 @@ class HostAcl:
                 json.loads(Path(config_path).read_text(encoding="utf-8") or "{}")
             except (OSError, ValueError) as error:
                 return core.fail(RT_PARAM_INVALID, f"EH0003: acl.init: {config_path}: {error}")
+        core.read_environment()
         core.initialised, core.finalised = True, False
         return 0
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from ..visible_devices import VARIABLE
 from .error_table import (
     INVALID_PARAM,
     RT_CONTEXT_NULL,
     RT_INVALID_DEVICE,
+    RT_NO_DEVICE,
     RT_PARAM_INVALID,
     UNINITIALIZE,
 )
@@ -85,8 +87,13 @@ class Contexts:
         return context.device_id, 0
 
     def get_device_count(self) -> tuple[int, int]:
-        """Return (number of devices, ret)."""
-        return self._core.options.num_devices, 0
+        """Return (number of devices that the process sees, ret)."""
+        cards = self._core.cards
+        if cards.error:
+            return 0, self._core.fail(
+                RT_NO_DEVICE, f"EE2002: rt.get_device_count: {VARIABLE} {cards.error}"
+            )
+        return len(cards.cards), 0
 
     def create_context(self, device_id: int, /) -> tuple[int, int]:
         """Return (context, ret) and make it current on this thread."""
@@ -165,7 +172,7 @@ class Contexts:
     def _check_device(self, call: str, device_id: int) -> int:
         if not self._core.initialised:
             return self._core.fail(UNINITIALIZE, f"{call}: acl.init was not called")
-        count = self._core.options.num_devices
+        count = len(self._core.cards.cards)  # ids count the cards that are seen, from 0
         if not 0 <= device_id < count:
             return self._core.fail(
                 RT_INVALID_DEVICE,

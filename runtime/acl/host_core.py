@@ -6,6 +6,7 @@ import itertools
 import threading
 from typing import TYPE_CHECKING
 
+from ..visible_devices import visible_cards
 from .error_table import INVALID_PARAM
 from .faults import FaultCounter
 from .ledger import Ledger, call_site
@@ -38,7 +39,12 @@ class HostCore:
         self.initialised = options.already_initialised
         self.finalised = False
         self.calls_without_context: list[str] = []
+        self.read_environment()
         self._handles = itertools.count(_FIRST_HANDLE, _HANDLE_STEP)
+
+    def read_environment(self) -> None:
+        """Look which cards the process sees; CANN does so when ACL starts, and not again."""
+        self.cards = visible_cards(self.options.num_devices)
 
     def new_handle(self) -> int:
         """Return a number that was never a handle before."""

@@ -193,6 +193,7 @@ NATURAL: dict[int, Callable[[Path], int]] = {
     200001: lambda at: started().mdl.query_size(samples.write_sample_om(at / "m.om"))[2],
     207000: lambda at: host_to_host(started()),
     207001: lambda at: started(memory_bytes=1 << 20).rt.malloc(2 << 20, 0)[1],
+    207004: lambda at: no_visible_card(),
     500000: lambda at: failing_run(ranged(at), RuntimeError("a bug")),
     507011: lambda at: failing_run(ranged(at)),
     507046: lambda at: timed_out(ranged(at)),
@@ -210,10 +211,16 @@ def no_host_memory() -> int:
     return started().rt.malloc_host(1 << 50)[1]
 
 
+def no_visible_card() -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASCEND_RT_VISIBLE_DEVICES", "1,1")
+        return HostAcl(AclOptions(num_devices=2)).rt.get_device_count()[1]
+
+
 # kind of call -> codes that only a chip, a driver or another CANN gives there
 ORDERED: dict[str, tuple[int, ...]] = {
     "init": (100039, 148049, 145019, 145001),
-    "set_device": (207004, 207006, 507033, 500003, 500004, 507899, 507901),
+    "set_device": (207006, 507033, 500003, 500004, 507899, 507901),
     "create_stream": (207005, 207008, 207010),
     "malloc": (207018, 507053, 507054, 507055),
     "free": (207002,),

@@ -138,10 +138,12 @@ def test_devices_that_are_full(machine):
 
 
 @pytest.mark.parametrize(("value", "words"), [
-    ("0,0", "listed twice"),
-    ("0,x", "'x' is no device number"),
+    ("0,0", "names card 0 twice"),
+    ("1,0", "names card 0 behind card 1"),
+    ("0,x", "'x' is not read"),
+    ("0, 1", "' 1' is not read"),
     ("0,7", "no /dev/davinci7"),
-    ("", "'' is no device number"),
+    ("", "it is empty"),
 ])  # fmt: skip
 def test_visible_devices(machine, value, words):
     machine.whole().environ["ASCEND_RT_VISIBLE_DEVICES"] = value
