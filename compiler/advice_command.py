@@ -10,12 +10,12 @@ import click
 
 from ..models.checkpoint import open_checkpoint, read_config
 from ..models.config import ModelConfig
+from ..runtime.memory_report import render_plan
 from ..runtime.show import show
 from .chip_form import GIB, plan_request
 from .gear_report import render_gears
 from .page_advisor import PageRequest, advise_pages, read_lengths
 from .page_report import render_page_advice
-from .plan_report import render_plan
 from .planner import PlanRequest, plan_memory
 from .request import CompileOptions, CompileRequest, resolve_for
 

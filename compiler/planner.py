@@ -1,27 +1,32 @@
-"""The memory ledger: what a model needs on a device, from its configuration alone.
+"""The compiler's side of the memory ledger: a configuration and a target as its plain numbers.
 
-No weights are read and no device is asked. Weights, cache and inputs are exact; rows marked as
-estimates (workspace) follow formulas stated where they are computed.
+No weights are read and no device is asked; `runtime.memory_ledger` does the arithmetic.
 
     KV bytes of a token = 2 (K and V) x L x K x D x itemsize
-    page                = S tokens of all layers;  pages of a sequence = ceil(tokens / S)
-    contiguous          = max_batch x max_seq_len tokens, whatever the real lengths are
 """
 
 from __future__ import annotations
 
-import os
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from ..models.config import ModelConfig
+from ..runtime import memory_ledger
 from ..runtime.dtypes import dtype as dtype_row
+from ..runtime.manifest import OutputBinding
+from ..runtime.memory_ledger import (
+    USABLE_SHARE,
+    LedgerRow,
+    MemoryFacts,
+    MemoryPlan,
+    host_memory_bytes,
+    pages_of,
+)
+from ..runtime.packed_batch import BatchLimits
 from .target_records import Target
 from .weight_sizes import QUANTISED, count_weights, weight_bytes
 
-_MALLOC_ROUND = 32  # acl.rt.malloc rounds up to 32 bytes and adds 32
-_MASK_BYTES = 2048 * 2048  # compressed causal mask of FusedInferAttentionScore, one byte each
-_SHAPE_BUFFER_BYTES = 128 * 8  # hidden input of a geared model: 128 int64 dims
+_MASKED_OPERATOR = "FusedInferAttentionScore"
+_MASK_BYTES = 2048 * 2048  # its compressed causal mask, one byte each
 
 
 class PlanError(ValueError):
@@ -45,7 +50,7 @@ class PlanRequest:
     step_tokens: int = 512  # T, most tokens in one step
     gears: tuple[tuple[int, int], ...] = ()  # (T, B) each
     memory_bytes: int | None = None  # None = the target's
-    utilisation: float = 0.9  # share of the device's memory that may be used
+    utilisation: float = USABLE_SHARE  # share of the device's memory that may be used
     composed: bool | None = None  # attention in base operators; None = as the target has it
 
     @property
@@ -74,96 +79,6 @@ class PlanRequest:
             raise PlanError(f"utilisation {self.utilisation}: must be above 0, at most 1")
 
 
-@dataclass(frozen=True)
-class LedgerRow:
-    """One line of the ledger."""
-
-    name: str
-    bytes: int
-    how: str  # the arithmetic, in words
-    estimate: bool = False
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """How many sequences fit beside everything else; None when the memory is not known."""
-
-    paged_mean: int | None
-    paged_full: int | None
-    contiguous: int | None
-    mean_len: float
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """The whole ledger."""
-
-    model: str
-    target: str
-    dtype: str
-    weight_dtype: str
-    kv_dtype: str
-    parameters: int
-    token_bytes: int
-    page_bytes: int
-    pages: int
-    pages_full: int
-    fill: float
-    contiguous_kv_bytes: int
-    rows: tuple[LedgerRow, ...]
-    memory_bytes: int | None
-    memory_source: str
-    usable_bytes: int | None
-    capacity: Capacity
-    advice: tuple[str, ...] = ()
-
-    def row(self, name: str) -> LedgerRow:
-        """Return a ledger line by name; raises KeyError for a name not in the ledger."""
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise KeyError(name)
-
-    @property
-    def total_bytes(self) -> int:
-        """Everything that is allocated, with a paged cache."""
-        return sum(row.bytes for row in self.rows)
-
-    @property
-    def weights_and_paged(self) -> int:
-        """Weights and paged cache: what changes with dtype and fill."""
-        return self.row("weights").bytes + self.row("KV pages").bytes
-
-    @property
-    def weights_and_contiguous(self) -> int:
-        """Weights and a contiguous cache of max_batch x max_seq_len tokens."""
-        return self.row("weights").bytes + self.contiguous_kv_bytes
-
-    @property
-    def headroom_bytes(self) -> int | None:
-        """Usable memory that is left over; negative when the plan does not fit."""
-        return None if self.usable_bytes is None else self.usable_bytes - self.total_bytes
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether everything fits; None when the memory is not known."""
-        left = self.headroom_bytes
-        return None if left is None else left >= 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the ledger as JSON-ready data, derived numbers included."""
-        data = asdict(self)
-        for name in (
-            "total_bytes",
-            "weights_and_paged",
-            "weights_and_contiguous",
-            "headroom_bytes",
-            "fits",
-        ):
-            data[name] = getattr(self, name)
-        return data
-
-
 def plan_memory(config: ModelConfig, request: PlanRequest) -> MemoryPlan:
     """Return the ledger of a model on a target, with advice when it does not fit.
 
@@ -177,48 +92,40 @@ def plan_memory(config: ModelConfig, request: PlanRequest) -> MemoryPlan:
 
 def ledger(config: ModelConfig, request: PlanRequest) -> MemoryPlan:
     """Return the ledger without advice."""
-    sizes = count_weights(config)
-    weight_dtype, kv_dtype = (
-        request.weight_dtype or request.dtype,
-        request.kv_dtype or request.dtype,
-    )
-    token = kv_token_bytes(config, _known(kv_dtype))
-    page = token * request.page_size
+    return memory_ledger.ledger(memory_facts(config, request))
+
+
+def memory_facts(config: ModelConfig, request: PlanRequest) -> MemoryFacts:
+    """Return the numbers that the ledger is made of."""
+    weight_dtype = _known(request.weight_dtype or request.dtype)
+    kv_dtype = _known(request.kv_dtype or request.dtype)
+    tokens, seqs = _largest_step(request)
     pages_full = request.max_batch * pages_of(request.max_seq_len, request.page_size)
-    pages = _pages(request, pages_full)
-    weights = weight_bytes(sizes, _known(weight_dtype), _known(request.dtype))
-    kept = "as stored" if weight_dtype not in QUANTISED else f"vectors {request.dtype}, scales fp16"
-    fill = pages / pages_full
-    rows = (
-        LedgerRow("weights", weights, f"{sizes.parameters:,} elements, {weight_dtype} ({kept})"),
-        LedgerRow(
-            "KV pages", pages * page, f"{pages:,} pages of {page:,} bytes, {fill:.0%} of full"
-        ),
-        LedgerRow("null page", page, "1 page that padding rows point at"),
-        *_constants(config, request),
-        *_step_rows(config, request),
-        _workspace(config, request, kv_dtype),
-    )
     memory, source = _memory(request)
-    usable = None if memory is None else int(memory * request.utilisation)
-    return MemoryPlan(
+    return MemoryFacts(
         model=config.name,
         target=request.target.name,
         dtype=request.dtype,
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
-        parameters=sizes.parameters,
-        token_bytes=token,
-        page_bytes=page,
-        pages=pages,
-        pages_full=pages_full,
-        fill=fill,
-        contiguous_kv_bytes=request.max_batch * request.max_seq_len * token,
-        rows=rows,
+        constants=_constants(config, request, weight_dtype),
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        token_bytes=kv_token_bytes(config, kv_dtype),
+        page_size=request.page_size,
+        max_seq_len=request.max_seq_len,
+        max_batch=request.max_batch,
+        pages=_pages(request, pages_full),
+        limits=BatchLimits(tokens, seqs, table_width(request), request.page_size),
+        outputs=_outputs(config, kv_dtype, request.is_composed),
+        mean_len=_mean_len(request),
+        activations_per_token=activation_bytes(config, request.dtype),
+        composed=request.is_composed,
+        num_gears=len(request.gears),
+        parameters=count_weights(config).parameters,
         memory_bytes=memory,
         memory_source=source,
-        usable_bytes=usable,
-        capacity=_capacity(request, usable, rows, token),
+        utilisation=request.utilisation,
     )
 
 
@@ -228,17 +135,21 @@ def kv_token_bytes(config: ModelConfig, kv_dtype: str) -> int:
     return 2 * config.num_layers * heads * dtype_row(kv_dtype).itemsize
 
 
-def pages_of(tokens: float, page_size: int) -> int:
-    """Return the pages that hold `tokens` tokens of one sequence (rounded up, both times)."""
-    return int(-(-tokens // page_size))
+def activation_bytes(config: ModelConfig, dtype: str) -> int:
+    """Return bytes a token of the activations that live at once: the larger of attention and MLP.
+
+    Attention: residual, normed, q, k, v, out. MLP: residual, normed, gate, up, product.
+    """
+    query, hidden = config.num_heads * config.head_dim, config.hidden_size
+    attention = 2 * hidden + 2 * query + 2 * config.num_kv_heads * config.head_dim
+    mlp = 2 * hidden + 3 * config.intermediate_size
+    return max(attention, mlp) * dtype_row(dtype).itemsize
 
 
-def host_memory_bytes() -> int | None:
-    """Return the RAM of this machine in bytes, None where the system does not tell."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return None
+def table_width(request: PlanRequest) -> int:
+    """Return M: pages of a full sequence; rows of a fused table are aligned as the target wants."""
+    align = 1 if request.is_composed else request.target.family.table_align
+    return -(-pages_of(request.max_seq_len, request.page_size) // align) * align
 
 
 def _known(name: str) -> str:
@@ -248,6 +159,12 @@ def _known(name: str) -> str:
         return dtype_row(name).name
     except ValueError as error:
         raise PlanError(f"{error}; weights may also be {' or '.join(QUANTISED)}") from None
+
+
+def _largest_step(request: PlanRequest) -> tuple[int, int]:
+    """Return T and B of the largest step, padding to a gear included."""
+    tokens = max([request.step_tokens, *(gear[0] for gear in request.gears)])
+    return tokens, max([request.max_batch, *(gear[1] for gear in request.gears)])
 
 
 def _pages(request: PlanRequest, pages_full: int) -> int:
@@ -271,90 +188,31 @@ def _memory(request: PlanRequest) -> tuple[int | None, str]:
     return request.target.memory_bytes.value, request.target.memory_bytes.source
 
 
-def _constants(config: ModelConfig, request: PlanRequest) -> list[LedgerRow]:
+def _constants(
+    config: ModelConfig, request: PlanRequest, weight_dtype: str
+) -> tuple[LedgerRow, ...]:
+    sizes = count_weights(config)
+    weights = weight_bytes(sizes, weight_dtype, _known(request.dtype))
+    kept = "as stored" if weight_dtype not in QUANTISED else f"vectors {request.dtype}, scales fp16"
+    how = f"{sizes.parameters:,} elements, {weight_dtype} ({kept})"
     tables = 2 * request.max_seq_len * config.head_dim * 4
-    rows = [LedgerRow("rotary tables", tables, "cos and sin, float32 [max_seq_len, D]")]
-    if request.target.family.attention is not None and not request.is_composed:
+    rows = [
+        LedgerRow("weights", weights, how),
+        LedgerRow("rotary tables", tables, "cos and sin, float32 [max_seq_len, D]"),
+    ]
+    attention = request.target.family.attention
+    masked = attention is not None and attention.op == _MASKED_OPERATOR
+    if masked and not request.is_composed:
         rows.append(LedgerRow("causal mask", _MASK_BYTES, "constant bool [2048, 2048]"))
-    return rows
+    return tuple(rows)
 
 
-def _step_rows(config: ModelConfig, request: PlanRequest) -> list[LedgerRow]:
-    """Inputs and outputs of one step; all gears share the buffers of the largest."""
-    tokens = max([request.step_tokens, *(gear[0] for gear in request.gears)])
-    seqs = max([request.max_batch, *(gear[1] for gear in request.gears)])
-    width = table_width(request)
-    small = (3 * tokens * 4, seqs * width * 4, (seqs + 1) * 4, 2 * seqs * 8, seqs * 4)
-    inputs = sum(_allocated(size) for size in small)
-    gears = len(request.gears)
-    how = f"T {tokens}, B {seqs}, M {width}"
-    if gears:
-        inputs += gears * _allocated(_SHAPE_BUFFER_BYTES)
-        how += f"; shape buffers of {gears} gears"
-    outputs = _allocated(seqs * config.vocab_size * 4)
-    text = "logits float32 [R, V]"
-    if request.is_composed:
-        kv_item = dtype_row(request.kv_dtype or request.dtype).itemsize
-        outputs += _allocated(2 * config.num_layers * tokens * _kv_width(config) * kv_item)
-        text += ", new K and V rows of all layers"
-    return [LedgerRow("step inputs", inputs, how), LedgerRow("step outputs", outputs, text)]
-
-
-def _kv_width(config: ModelConfig) -> int:
-    return config.num_kv_heads * config.head_dim
-
-
-def table_width(request: PlanRequest) -> int:
-    """Return M: pages of a full sequence; rows of a fused table are aligned as the target wants."""
-    align = 1 if request.is_composed else request.target.family.table_align
-    return -(-pages_of(request.max_seq_len, request.page_size) // align) * align
-
-
-def _allocated(size: int) -> int:
-    return -(-size // _MALLOC_ROUND) * _MALLOC_ROUND + _MALLOC_ROUND
-
-
-def _workspace(config: ModelConfig, request: PlanRequest, kv_dtype: str) -> LedgerRow:
-    """Activations that live at once in one layer, by the larger of attention and MLP.
-
-    Attention: residual, normed, q, k, v, out. MLP: residual, normed, gate, up, product. Composed
-    attention also gathers one layer's pages of all sequences and holds the scores of every row
-    with all of them in float32.
-    """
-    tokens = max([request.step_tokens, *(gear[0] for gear in request.gears)])
-    item = dtype_row(request.dtype).itemsize
-    query, hidden = config.num_heads * config.head_dim, config.hidden_size
-    attention = 2 * hidden + 2 * query + 2 * _kv_width(config)
-    mlp = 2 * hidden + 3 * config.intermediate_size
-    size = tokens * max(attention, mlp) * item
-    how = f"T {tokens} x {max(attention, mlp)} live elements"
-    if request.is_composed:
-        seqs = max([request.max_batch, *(gear[1] for gear in request.gears)])
-        columns = seqs * (table_width(request) * request.page_size + tokens)
-        gathered = 2 * columns * _kv_width(config) * dtype_row(kv_dtype).itemsize
-        scores = tokens * config.num_heads * columns * 4
-        size += gathered + scores
-        how += (
-            f", one layer's pages of all sequences and their float32 scores [T,H,{columns}] "
-            "(composed attention)"
-        )
-    return LedgerRow("workspace", size, how, estimate=True)
-
-
-def _capacity(
-    request: PlanRequest, usable: int | None, rows: tuple[LedgerRow, ...], token: int
-) -> Capacity:
-    mean = _mean_len(request)
-    if usable is None:
-        return Capacity(None, None, None, mean)
-    left = max(0, usable - sum(row.bytes for row in rows if row.name != "KV pages"))
-    pages = left // (token * request.page_size)
-    return Capacity(
-        paged_mean=pages // pages_of(mean, request.page_size),
-        paged_full=pages // pages_of(request.max_seq_len, request.page_size),
-        contiguous=left // (token * request.max_seq_len),
-        mean_len=mean,
-    )
+def _outputs(config: ModelConfig, kv_dtype: str, composed: bool) -> tuple[OutputBinding, ...]:
+    logits = OutputBinding("logits", "logits", "float32", ("R", config.vocab_size))
+    if not composed:
+        return (logits,)
+    width = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    return (logits, OutputBinding("new_rows", "new_rows", kv_dtype, ("T", width)))
 
 
 def _mean_len(request: PlanRequest) -> float:

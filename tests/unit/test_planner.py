@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pagedom.compiler.plan_report import render_plan
-from pagedom.compiler.planner import PlanError, PlanRequest, pages_of, plan_memory
+from pagedom.compiler.planner import PlanError, PlanRequest, plan_memory
 from pagedom.compiler.target_resolve import resolve_target
 from pagedom.compiler.weight_sizes import count_weights, weight_bytes
 from pagedom.models.config import ModelConfig
+from pagedom.runtime.memory_ledger import pages_of
+from pagedom.runtime.memory_report import render_plan
 
 GIB = 1024**3
 LLAMA_7B = {
@@ -174,7 +175,7 @@ def test_70b_on_one_card_needs_int4_and_fewer_sequences() -> None:
 
 def test_composed_attention_has_gathered_pages_and_scores() -> None:
     fused = plan_memory(config(LLAMA_7B), request())
-    composed = plan_memory(config(LLAMA_7B), request("Ascend310P3"))
+    composed = plan_memory(config(LLAMA_7B), request("Ascend310B1"))
     assert composed.row("workspace").estimate
     assert composed.row("workspace").bytes > 2 * fused.row("workspace").bytes
     with pytest.raises(KeyError):
@@ -250,10 +251,10 @@ def test_70b_under_a_second_and_100_mb_without_torch(tmp_path) -> None:
     code = """
 import json, sys, time
 begin = time.perf_counter()
-from pagedom.compiler.plan_report import render_plan
 from pagedom.compiler.planner import PlanRequest, plan_memory
 from pagedom.compiler.target_resolve import resolve_target
 from pagedom.models.config import ModelConfig
+from pagedom.runtime.memory_report import render_plan
 config = ModelConfig.from_hf(json.loads(sys.argv[1]), name="70b")
 plan = plan_memory(config, PlanRequest(resolve_target("Ascend910B1"), "bfloat16", 128, 8192, 16))
 render_plan(plan)

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .planner import MemoryPlan
+from .memory_ledger import MemoryPlan
 
 _GIB = 1024**3
 

@@ -1,0 +1,72 @@
+"""What to change when a plan does not fit, each proposal with the numbers it leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .memory_ledger import MemoryPlan
+
+_GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A number that may be lowered: its option, its value, and the plan at another value."""
+
+    flag: str
+    value: int
+    plan_at: Callable[[int], MemoryPlan]
+
+
+def needed(plan: MemoryPlan) -> str:
+    """Say what the plan needs and what there is."""
+    return (
+        f"As it is, it needs {gib(plan.total_bytes)} and {gib(plan.usable_bytes or 0)} may be used."
+    )
+
+
+def smaller(lever: Lever) -> list[str]:
+    """Propose the largest value at which the plan fits, if there is one below the present."""
+    best = _largest(lambda value: lever.plan_at(value).fits is True, lever.value)
+    if best is None:
+        return []
+    total = gib(lever.plan_at(best).total_bytes)
+    return [f"{lever.flag} {best} (instead of {lever.value}): total {total}."]
+
+
+def fewer_pages(plan: MemoryPlan) -> list[str]:
+    """Propose a smaller pool, if one page is left for it."""
+    usable = plan.usable_bytes or 0
+    others = plan.total_bytes - plan.row("KV pages").bytes
+    pages = (usable - others) // plan.page_bytes
+    if not 1 <= pages < plan.pages:
+        return []
+    return [
+        f"--num-pages {pages + 1} (instead of {plan.pages + 1}, the null page included): sequences "
+        "share a smaller pool, "
+        f"{pages / plan.pages_full:.0%} of what full sequences need, and wait or are preempted "
+        "when it is used up."
+    ]
+
+
+def larger_device(plan: MemoryPlan, utilisation: float) -> str:
+    """Say how much memory a device would need for the plan as it is."""
+    return f"Or take a device with {gib(int(plan.total_bytes / utilisation))} or more."
+
+
+def gib(size: int) -> str:
+    """Return bytes in GiB, for people."""
+    return f"{size / _GIB:.2f} GiB"
+
+
+def _largest(holds: Callable[[int], bool], below: int) -> int | None:
+    """The largest value in 1..below-1 at which a monotone condition holds."""
+    low, high = 0, below - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low or None
