@@ -94,14 +94,13 @@ def sample_model(
         nodes.append(Node(row[0], "Data", [], {"index": index}, [one], [one]))
     attrs: dict[str, Any] = {}
     if gears:
-        shape = TensorDesc("int32", (len(gears[0]),), "ascend_mbatch_shape_data")
-        nodes.append(Node(shape.name, "Data", [], {"index": len(nodes)}, [shape], [shape]))
-        attrs["_pagedom_gears"] = ListListInt(
-            tuple(
-                tuple(gear[e] for row in table for e in row[2] if e in gear and e not in known)
-                for gear in gears
-            )
+        rows = tuple(
+            tuple(gear[e] for row in table for e in row[2] if e in gear and e not in known)
+            for gear in gears
         )
+        shape = TensorDesc("int32", (len(rows[0]),), "ascend_mbatch_shape_data")
+        nodes.append(Node(shape.name, "Data", [], {"index": len(nodes)}, [shape], [shape]))
+        attrs["_pagedom_gears"] = ListListInt(rows)
         attrs["_pagedom_gear_outputs"] = ListListInt(
             tuple(
                 tuple(gear[e] for _, shape in OUTPUTS.values() for e in shape if e in gear)

@@ -62,7 +62,7 @@ class Dataset:
     buffers: list[DataBuffer] = field(default_factory=list)
     shapes: dict[int, Shape] = field(default_factory=dict)
     lent: dict[int, int] = field(default_factory=dict)  # index -> handle of its borrowed desc
-    gear: int | None = None  # of a gear model, set on the dataset that holds the shape buffer
+    gear: int = -1  # of a gear model: that the views were made for
     resolved_for: int = 0
     acl_dtypes: list[int] = field(default_factory=list)
     views: list[Array] = field(default_factory=list)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from .constants import ExecAttr
 from .error_table import GE_EXECUTE_TIMEOUT, INVALID_PARAM, RT_PARAM_INVALID
-from .executor import ExecutorError
+from .executor import Array, ExecutorError
 from .host_core import HostCore
-from .host_dataset import Datasets
+from .host_dataset import Dataset, Datasets
 from .host_model import LoadedModel, Models
 from .host_resolve import Resolver
 from .host_stream import Stream, Streams
@@ -117,7 +117,7 @@ class Executions:
             code = self._check_order(model, on)
             if code:
                 return code
-        views = ins.views
+        views, gear = ins.views, ins.gear
         arguments = [views[index] for index in model.order]
         results = list(outs.views)
 
@@ -125,9 +125,12 @@ class Executions:
             fault = core.faults.next("execute")
             if fault:
                 return fault, f"EZ9999: model {model_id}: failure on order"
+            given = arguments
+            if model.interface.mode == "gear":
+                given = self._arguments_now(model, ins, gear, arguments)
             try:
                 with model.lock:
-                    shapes = model.executor.execute(arguments, results)
+                    shapes = model.executor.execute(given, results)
             except ExecutorError as error:
                 return error.code, f"EZ9999: model {model_id}: {error.text}"
             outs.shapes = dict(enumerate(shapes))
@@ -143,6 +146,16 @@ class Executions:
         else:
             model.last_use = (on.worker, number)
         return 0
+
+    def _arguments_now(
+        self, model: LoadedModel, ins: Dataset, gear: int, arguments: list[Array]
+    ) -> list[Array]:
+        """Return the inputs of the gear that is set when the run begins, not when it was queued."""
+        now = self._resolver.gear_of(model, ins)
+        if now is None or now == gear:
+            return arguments
+        views = self._resolver.views_of_gear(model, ins, now)
+        return [views[index] for index in model.order]
 
     def _check_order(self, model: LoadedModel, on: Stream) -> int:
         use = model.last_use

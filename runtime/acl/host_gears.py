@@ -1,7 +1,8 @@
 """Choosing a gear on the host device.
 
-As on the chip it is a synchronous copy into the shape input's buffer, ordered with no stream: the
-gear belongs to the dataset that holds the buffer.
+As on the chip (GeExecutor::SetDynamicDims) it is state of the model, which get_cur_output_dims
+tells, and a synchronous copy into the shape input's buffer, ordered with no stream. What a run
+takes is what that buffer holds then.
 """
 
 from __future__ import annotations
@@ -83,11 +84,16 @@ class GearCalls:
         return -self._core.fail(GE_GEAR, f"{call}: {dims} is no gear; compiled are {known}")
 
     def _set_gear(self, call: str, model: LoadedModel, dataset: Dataset, gear: int) -> int:
-        # As on the chip: a synchronous copy into the shape buffer, ordered with no stream.
         interface = model.interface
+        model.gear = gear
         buffer = dataset.buffers[interface.gear_input]
-        shape_io = interface.inputs[interface.gear_input]
-        numbers = np.array(interface.gear_dims(interface.gears[gear]), shape_io.dtype.numpy)
+        content = interface.shape_content(gear, buffer.nbytes)
+        if not content:
+            return self._core.fail(
+                GE_INPUT_LENGTH,
+                f"{call}: the shape buffer has {buffer.nbytes} bytes, the gear's "
+                f"{len(interface.gears[gear].extents)} numbers need 4 each",
+            )
         block = self._memory.find(buffer.ptr)
         if block is None or buffer.ptr + buffer.nbytes > block.ptr + block.nbytes:
             return self._core.misuse(
@@ -95,8 +101,7 @@ class GearCalls:
                 f"{call}: the shape buffer must be device memory, is "
                 + self._memory.what_is(buffer.ptr),
             )
-        room = buffer.nbytes // numbers.itemsize
-        block.view(buffer.ptr, numbers.dtype, (min(room, numbers.size),))[:] = numbers[:room]
-        dataset.gear = model.gear = gear
-        dataset.stale.update(range(len(dataset.buffers)))
+        block.view(buffer.ptr, np.dtype(np.uint8), (len(content),))[:] = np.frombuffer(
+            content, np.uint8
+        )
         return 0

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
+
 from ..dtypes import DType
 from ..dtypes import dtype as dtype_named
 from ..om_file.ge_graph import ListListInt
@@ -57,10 +59,14 @@ class Io:
 
 @dataclass(frozen=True)
 class Gear:
-    """One compiled set of shapes; `outputs` keeps -1 where the file does not tell."""
+    """One compiled set of shapes; `outputs` keeps -1 where the file does not tell.
+
+    extents: what stands for -1, inputs in order: what GE writes into the shape buffer.
+    """
 
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
+    extents: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ class ModelInterface:
                 PARSE_MODEL,
             )
         gears = tuple(
-            Gear(_substitute(inputs, row), _substitute(outputs, output_row))
+            Gear(_substitute(inputs, row), _substitute(outputs, output_row), tuple(row))
             for row, output_row in zip(rows, output_rows)
         )
         return cls("gear", inputs, outputs, gears, names.index(GEAR_INPUT_NAME))
@@ -123,6 +129,35 @@ class ModelInterface:
             for gear in self.gears
         ]
         return sizes.index(max(sizes))
+
+    def shape_content(self, gear: int, nbytes: int) -> bytes:
+        """Return what GE writes into a shape buffer of this many bytes, b"" if that is too small.
+
+        64-bit numbers where they fit, else 32-bit ones (GeExecutor::SetDynamicDims).
+        """
+        kind = self._shape_kind(nbytes)
+        return b"" if kind is None else np.array(self.gears[gear].extents, kind).tobytes()
+
+    def gear_in(self, content: bytes) -> int | None:
+        """Return the index of the gear that a shape buffer holds, None if it holds none."""
+        kind = self._shape_kind(len(content))
+        if kind is None:
+            return None
+        length = np.dtype(kind).itemsize * len(self.gears[0].extents)
+        return self._gear_by_content.get(content[:length])
+
+    def _shape_kind(self, nbytes: int) -> type[np.int32 | np.int64] | None:
+        count = len(self.gears[0].extents)
+        return np.int64 if nbytes >= 8 * count else np.int32 if nbytes >= 4 * count else None
+
+    @cached_property
+    def _gear_by_content(self) -> dict[bytes, int]:
+        kinds = (np.int32, np.int64)
+        return {
+            np.array(gear.extents, kind).tobytes(): index
+            for index, gear in enumerate(self.gears)
+            for kind in kinds
+        }
 
     def input_bytes(self, index: int) -> int:
         """Bytes of an input: the largest gear's, 0 for an unknown shape."""

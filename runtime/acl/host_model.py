@@ -37,7 +37,7 @@ CONFIG = "load config"
 class LoadedModel:
     """A model in its context. `order[i]`: index of the dataset input that executor input i wants.
 
-    `gear`: the gear of the last set_input_dynamic_dims. `close` frees the OM file.
+    `gear`: of the last set_input_dynamic_dims on any dataset, -1 = none. `close` frees the OM file.
     """
 
     model_id: int

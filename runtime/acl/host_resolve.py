@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from .constants import ALIGN_BYTES, SIZE_TOLERANCE_BYTES
-from .error_table import GE_PARAM_INVALID, INVALID_PARAM, RT_PARAM_INVALID
+from .error_table import GE_GEAR, GE_PARAM_INVALID, INVALID_PARAM, RT_PARAM_INVALID
 from .executor import Array
 from .host_core import HostCore
 from .host_dataset import Dataset, Shape
@@ -45,12 +45,49 @@ class Resolver:
             dataset.blocks = [None] * count
             dataset.acl_dtypes = [io.dtype.acl for io in ios]
             dataset.stale = set(range(count))
+        if is_input and model.interface.mode == "gear":
+            code = self._take_gear(model, dataset)
+            if code:
+                return code
         if dataset.stale:
             for index in sorted(dataset.stale):
                 code = self._resolve_one(model, dataset, ios[index], index, is_input)
                 if code:
                     return code
             dataset.stale.clear()
+        return 0
+
+    def gear_of(self, model: LoadedModel, dataset: Dataset) -> int | None:
+        """Return the gear that the dataset's shape buffer holds at this moment, None = none."""
+        buffer = dataset.buffers[model.interface.gear_input]
+        block = self._memory.find(buffer.ptr)
+        if block is None or buffer.ptr + buffer.nbytes > block.ptr + block.nbytes:
+            return None
+        return model.interface.gear_in(block.view(buffer.ptr, _BYTES, (buffer.nbytes,)).tobytes())
+
+    def views_of_gear(self, model: LoadedModel, dataset: Dataset, gear: int) -> list[Array]:
+        """Return the dataset's inputs in the shapes of another gear than it was resolved for."""
+        views = list(dataset.views)
+        for index, shape in enumerate(model.interface.gears[gear].inputs):
+            block, io = dataset.blocks[index], model.interface.inputs[index]
+            if block is not None:
+                buffer = dataset.buffers[index]
+                views[index] = self._view(block, buffer.ptr, buffer.nbytes, io, shape)
+        return views
+
+    def _take_gear(self, model: LoadedModel, dataset: Dataset) -> int:
+        """Look which gear the run takes; with none in the shape buffer the largest."""
+        gear = self.gear_of(model, dataset)
+        if gear is None and self._core.checked:
+            return self._core.misuse(
+                GE_GEAR,
+                "mdl.execute: the shape buffer holds no gear: call mdl.set_input_dynamic_dims "
+                "first (the chip would run the largest gear, whatever the step is)",
+            )
+        gear = model.interface.largest_gear if gear is None else gear
+        if gear != dataset.gear:
+            dataset.gear = gear
+            dataset.stale = set(range(len(dataset.buffers)))
         return 0
 
     def _resolve_one(
@@ -60,7 +97,12 @@ class Resolver:
         if isinstance(shape, int):
             return shape
         buffer = dataset.buffers[index]
-        needed = io.nbytes(shape) if shape is not None else model.interface.output_bytes(index)
+        if shape is None:
+            needed = model.interface.output_bytes(index)
+        elif model.interface.mode == "gear":
+            needed = model.interface.input_bytes(index)  # as compiled: of the largest gear
+        else:
+            needed = io.nbytes(shape)
         tolerance = SIZE_TOLERANCE_BYTES
         if self._core.checked or model.interface.mode == "range":
             tolerance = 0
@@ -108,8 +150,7 @@ class Resolver:
         interface = model.interface
         io = interface.inputs[index]
         if interface.mode == "gear":
-            gear = interface.largest_gear if dataset.gear is None else dataset.gear
-            return interface.gears[gear].inputs[index]
+            return interface.gears[dataset.gear].inputs[index]
         if interface.mode == "static":
             return io.dims
         shape = dataset.shapes.get(index, io.dims)

@@ -43,7 +43,7 @@ def ranged(folder: Path, **options: object) -> Loaded:
 def geared(folder: Path) -> Loaded:
     loaded = Loaded(folder / "m.om", {"gears": GEARS, "extents": {"P": 8}})
     loaded.add_all({})
-    loaded.add("ascend_mbatch_shape_data", 128)
+    loaded.add("ascend_mbatch_shape_data", 28)
     return loaded
 
 

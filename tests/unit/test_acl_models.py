@@ -9,19 +9,12 @@ from acl_loaded import Loaded
 
 from pagedom.runtime.acl import AclOptions, FaultPlan, HostAcl
 
-GEARS = ({"T": 4, "B": 4, "R": 4}, {"T": 16, "B": 4, "R": 4})
-
 
 @pytest.fixture
 def ranged(tmp_path) -> Loaded:
     loaded = Loaded(tmp_path / "m.om", {})
     loaded.add_all({})
     return loaded
-
-
-@pytest.fixture
-def geared(tmp_path) -> Loaded:
-    return Loaded(tmp_path / "m.om", {"gears": GEARS, "extents": {"P": 8}})
 
 
 def test_description_of_a_range_model(ranged):
@@ -146,42 +139,6 @@ def test_null_and_host_buffers_are_refused(ranged):
         assert ranged.run() == 107000
         assert "output 0 (head:0:logits) must be device memory" in ranged.message()
     assert ranged.acl.create_data_buffer(0, 0)
-
-
-def test_gears(geared):
-    mdl, desc = geared.acl.mdl, geared.desc
-    assert mdl.get_num_inputs(desc) == 10
-    assert mdl.get_input_index_by_name(desc, "ascend_mbatch_shape_data") == (9, 0)
-    assert mdl.get_input_size_by_index(desc, 0) == 16 * 4
-    assert mdl.get_output_size_by_index(desc, 0) == 4 * 16 * 4
-    assert mdl.get_input_dynamic_gear_count(desc, -1) == (2, 0)
-    assert mdl.get_input_dynamic_gear_count(desc, 0)[1] == 100000
-    gears, code = mdl.get_input_dynamic_dims(desc, -1, 2)
-    assert code == 0
-    small = gears[0]["dims"]
-    assert small == [4, 4, 4, 4, 8, 4, 4, 4, 8, 4, 1, 32, 8, 4, 1, 32]
-
-    geared.add_all({})
-    shape_ptr = geared.add("ascend_mbatch_shape_data", 128)
-    assert geared.run() == 0, geared.message()
-    assert geared.executor.shapes[0] == (16,)  # the largest, if none is set
-    assert mdl.get_cur_output_dims(desc, 0)[0]["dims"] == [4, 16]
-
-    def choose(dims, index=9):
-        given = {"name": "", "dimCount": len(dims), "dims": dims}
-        return mdl.set_input_dynamic_dims(geared.model, geared.ins, index, given)
-
-    assert choose(small) == 0
-    assert geared.run() == 0
-    assert geared.executor.shapes[0] == (4,)
-    shape = np.zeros(3, np.int32)
-    geared.acl.rt.memcpy(shape.ctypes.data, 12, shape_ptr, 12, 2)
-    assert shape.tolist() == [4, 4, 4]
-    assert choose([5, *small[1:]]) == 145013
-    assert "is no gear" in geared.message()
-    assert choose([*small[:-1], 33]) == 145012
-    assert choose(small[:-1]) == 145012
-    assert choose(small, index=0) == 145011
 
 
 def test_gear_calls_on_other_models(ranged):
