@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ..runtime.acl.constants import GEAR_INPUT_NAME
 from ..runtime.om_file.ge_graph import ListListInt, Node, TensorDesc
 from ..runtime.om_file.model_def import ModelDef
 from ..runtime.om_file.om_writer import OmInfo, write_om
@@ -24,9 +25,7 @@ from .lower.merge_gate_up import MergeGateUp
 from .lower.onnx_infra import require_all, run_onnx_passes
 from .onnx_check import dims
 
-# GE's name of the input that carries the chosen gear (facts: pyacl 1.6), and the attributes by
-# which a host artefact says its gears; the host device reads both (runtime/acl/host_interface.py).
-GEAR_INPUT = "ascend_mbatch_shape_data"
+# Attributes by which a host artefact says its gears; runtime/acl/host_interface.py reads them.
 GEARS_ATTR, GEAR_OUTPUTS_ATTR = "_pagedom_gears", "_pagedom_gear_outputs"
 
 Shapes = Mapping[str, tuple[int | str, ...]]
@@ -84,9 +83,9 @@ def _add_gears(build: GeBuild, form: HostForm, inputs: Shapes, outputs: Shapes) 
     """Append GE's hidden input behind the others; return the model's gear attributes."""
     symbols = dynamic_symbols(inputs)
     results = dynamic_symbols(outputs)
-    desc = TensorDesc("int32", (len(symbols),), GEAR_INPUT)
+    desc = TensorDesc("int32", (len(symbols),), GEAR_INPUT_NAME)
     count = len(inputs)
-    node = Node(GEAR_INPUT, "Data", [], {"index": count}, [desc], [desc], ["x"], ["y"])
+    node = Node(GEAR_INPUT_NAME, "Data", [], {"index": count}, [desc], [desc], ["x"], ["y"])
     build.register([node])
     build.graph.nodes.insert(count, node)
     return {

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 
 from ..models.config import ModelConfig
+from ..runtime.acl.constants import GEAR_INPUT_NAME
 from ..runtime.manifest import SCHEMA_VERSION, Binding, Manifest, ModelGeometry, OutputBinding
 from ..runtime.om_file.ge_graph import TensorDesc
 from .ge_weights import weight_bytes
-from .host import GEAR_INPUT, HostGraph
+from .host import HostGraph
 from .page_rules import token_bytes
 from .request import CompileRequest
 
@@ -69,7 +70,7 @@ def tool_versions() -> dict[str, str]:
 def _inputs(graph: HostGraph) -> tuple[Binding, ...]:
     bindings = []
     for node in graph.build.graph.data_nodes:
-        if node.name == GEAR_INPUT:
+        if node.name == GEAR_INPUT_NAME:
             continue
         shape = graph.inputs[node.name]
         if node.name == "block_table":  # its width is in the manifest under its own name

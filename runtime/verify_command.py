@@ -14,6 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.text import Text
 
 from . import artifact as artifact_module
+from .acl.constants import GEAR_INPUT_NAME
 from .artifact import Artifact, ArtifactError
 from .manifest import Binding, Manifest, OutputBinding
 from .om_file.errors import OmFormatError
@@ -81,6 +82,8 @@ def binding_problems(manifest: Manifest, model: ModelDef) -> Iterator[str]:
             yield f"input {binding.name!r} is in the manifest, but the graph has no such Data node"
         else:
             yield from _desc_problems(binding, desc)
+    if manifest.gears:  # GE appends it behind the inputs; whoever sets the dims fills it
+        descs.pop(GEAR_INPUT_NAME, None)
     for name in descs:
         yield f"Data node {name!r} is in the graph, but not in the manifest"
     found = len(graph.net_output.input_descs)

@@ -25,8 +25,9 @@ import numpy as np
 import onnx_ir as ir
 from formula_graph import DIM, HEADS, KV_HEADS, MAX_SEQ_LEN, SCALE, VOCAB
 
-from pagedom.compiler.host import GEAR_INPUT, HostGraph, lower_for_host, write_host_om
+from pagedom.compiler.host import HostGraph, lower_for_host, write_host_om
 from pagedom.compiler.host_forms import HostForm
+from pagedom.runtime.acl.constants import GEAR_INPUT_NAME
 from pagedom.runtime.artifact import building_artifact
 from pagedom.runtime.manifest import Binding, Manifest, ModelGeometry, OutputBinding
 
@@ -236,7 +237,7 @@ def _manifest(kind: str, graph: HostGraph, page_size: int, num_pages: int) -> Ma
         inputs=tuple(
             Binding(name, name, data[name].dtype, shape)
             for name, shape in graph.inputs.items()
-            if name != GEAR_INPUT
+            if name != GEAR_INPUT_NAME
         ),
         outputs=tuple(
             OutputBinding(name, roles[name], graph.build.graph.input_desc(edge).dtype, shape)

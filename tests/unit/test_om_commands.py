@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from om_samples import MODEL_DEF, WEIGHTS, build_artifact, file_of, linear_model, wide
+from om_samples import MANIFEST, MODEL_DEF, WEIGHTS, build_artifact, file_of, linear_model, wide
 
 from pagedom.runtime.inspect_command import group_tensors, human_bytes, inspect
 from pagedom.runtime.om_file import Graph, ListListInt, ModelDef, Node, OmInfo, TensorDesc, write_om
 from pagedom.runtime.om_file.description import TensorRow, describe_om
 from pagedom.runtime.om_file.inout_info import InoutInfo
-from pagedom.runtime.verify_command import verify, verify_artifact
+from pagedom.runtime.verify_command import binding_problems, verify, verify_artifact
 
 
 @pytest.fixture
@@ -121,6 +122,17 @@ def test_verify_finds_bindings_that_disagree_with_the_graph(tmp_path, monkeypatc
         "'x' is int32 in the manifest, float32 in the graph",
         "'x' has shape ['T', 5] in the manifest, [-1, 3] in the graph",
     )
+
+
+def test_verify_knows_the_input_that_ge_adds_to_a_geared_model():
+    """It is in no manifest: the runtime sets the dims, and nothing of the step is bound to it."""
+    model, _, _ = linear_model()
+    desc = TensorDesc("int32", (2,), "ascend_mbatch_shape_data")
+    hidden = Node("ascend_mbatch_shape_data", "Data", [], {"index": 1}, [desc], [desc])
+    model.graph.nodes.insert(1, hidden)
+    geared = replace(MANIFEST, gears=({"T": 2, "R": 2}, {"T": 8, "R": 2}))
+    assert list(binding_problems(geared, model)) == []
+    assert "not in the manifest" in "".join(binding_problems(MANIFEST, model))
 
 
 def test_verify_of_a_damaged_container(run, tmp_path, model_file):
