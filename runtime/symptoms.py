@@ -127,6 +127,12 @@ SYMPTOMS = (
     ),
     Symptom(
         "load",
+        "model.om is not a sound model file",
+        "the file is damaged, cut short, changed or no OM; said without CANN, by the host device",
+        "`run-om verify` says where. Copy the artefact again, or compile the model again.",
+    ),
+    Symptom(
+        "load",
         "opp version of the model does not match the current opp run package",
         "an OM with open dims is tied to the operator package it was built with",
         "Compile it again with this CANN, or install the same one.",

@@ -267,8 +267,16 @@ DEVICE_LOST: Final = frozenset(
     code for code, each in _TABLE.items() if each.hint in (_AICORE, _HANG, _ECC)
 ) | {507010, 507048, 507049, 507056, 507057, 507899, 507901, 507904}
 
+# How the host device begins what it says of a file: it reads it itself, and no CANN is to blame.
+UNSOUND_FILE: Final = "not a sound model file"
+
 # Signatures inside the detail text that say more than the code: (text, advice).
 DETAIL_HINTS: Final = (
+    (
+        UNSOUND_FILE,
+        "The file is damaged, cut short, changed or no OM: `run-om verify` says where. Copy the "
+        "artefact again, or compile the model again.",
+    ),
     (
         "opp version of the model does not match",
         "The OM is tied to the operator package it was built with: rebuild it on this CANN, or "

@@ -23,6 +23,10 @@ class ExecutorError(RuntimeError):
         self.text = text
 
 
+class UnsoundModelError(ExecutorError):
+    """What the file says cannot be: its graph or its tables contradict themselves."""
+
+
 @dataclass(frozen=True)
 class ExecutorOptions:
     """Settings of an executor; `threads` 0 = all cores, `checked` = look for reads of garbage."""

@@ -25,7 +25,7 @@ from ..om_file.model_def import ModelDef
 from ..om_file.om_writer import output_names
 from .constants import GEAR_INPUT_NAME
 from .error_table import PARSE_MODEL
-from .executor import ExecutorError
+from .executor import UnsoundModelError
 from .host_dataset import Shape
 
 GEARS_ATTR = "_pagedom_gears"
@@ -82,7 +82,7 @@ class ModelInterface:
 
     @classmethod
     def of(cls, om: Any) -> ModelInterface:
-        """Read the interface of an open om_reader.OmFile; raises ExecutorError if it has none."""
+        """Read the interface of an open om_reader.OmFile; raises UnsoundModelError."""
         definition: ModelDef = om.models[0].model_def
         inputs = tuple(
             Io(node.name, dtype_named(node.output_descs[0].dtype), node.output_descs[0].shape)
@@ -107,11 +107,11 @@ class ModelInterface:
     ) -> ModelInterface:
         names = [io.name for io in inputs]
         if GEAR_INPUT_NAME not in names:
-            raise ExecutorError(f"a gear model has no input {GEAR_INPUT_NAME!r}", PARSE_MODEL)
+            raise UnsoundModelError(f"a gear model has no input {GEAR_INPUT_NAME!r}", PARSE_MODEL)
         output_rows: list[tuple[int, ...] | None] = [*_rows(attrs.get(GEAR_OUTPUTS_ATTR))]
         output_rows = output_rows or [None for _ in rows]
         if len(output_rows) != len(rows):
-            raise ExecutorError(
+            raise UnsoundModelError(
                 f"{len(rows)} gears, but {len(output_rows)} rows of {GEAR_OUTPUTS_ATTR}",
                 PARSE_MODEL,
             )
@@ -213,7 +213,7 @@ def _substitute(ios: Sequence[Io], row: Sequence[int] | None) -> tuple[Shape, ..
         return tuple(io.dims for io in ios)
     wanted = sum(extent < 0 for io in ios for extent in io.dims)
     if wanted != len(row):
-        raise ExecutorError(
+        raise UnsoundModelError(
             f"gear {list(row)} has {len(row)} numbers for {wanted} extents of -1", PARSE_MODEL
         )
     values = iter(row)

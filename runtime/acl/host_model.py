@@ -21,8 +21,9 @@ from .error_table import (
     PARSE_MODEL,
     RT_MODEL_CONTEXT,
     RT_MODEL_RUNNING,
+    UNSOUND_FILE,
 )
-from .executor import Executor, ExecutorError, ExecutorOptions
+from .executor import Executor, ExecutorError, ExecutorOptions, UnsoundModelError
 from .host_context import Context, Contexts
 from .host_core import HostCore
 from .host_interface import ModelInterface
@@ -31,6 +32,8 @@ from .host_worker import Worker
 
 MODEL = "model"
 CONFIG = "load config"
+# What reading a file, and building an executor from what it says, raises for a damaged one.
+_REFUSALS = (ExecutorError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 
 
 @dataclass
@@ -168,8 +171,8 @@ class Models:
             return opened
         try:
             return ModelInterface.of(opened)
-        except ExecutorError as error:
-            return self._core.fail(error.code, error.text)
+        except _REFUSALS as error:
+            return self._refuse_file("mdl.get_desc_from_file", Path(path), error)
         finally:
             opened.close()
 
@@ -192,9 +195,9 @@ class Models:
             interface = ModelInterface.of(om)
             executor = self._make_executor(om)
             order = _input_order(interface, executor)
-        except ExecutorError as error:
+        except _REFUSALS as error:
             om.close()
-            return 0, self._core.fail(error.code, f"E19999: {call} {path}: {error.text}")
+            return 0, self._refuse_file(call, path, error)
         except BaseException:
             om.close()
             raise
@@ -217,7 +220,21 @@ class Models:
             text = f"E13000: {call}: {path} cannot be read: {error.strerror or error}"
             return self._core.fail(GE_MODEL_PATH, text)
         except OmFormatError as error:
-            return self._core.fail(PARSE_MODEL, f"E19999: {call}: {path}: {error}")
+            return self._refuse_file(call, path, error)
+
+    def _refuse_file(self, call: str, path: Path, error: Exception) -> int:
+        """Fail for a file that cannot be loaded, saying what is wrong with it."""
+        from ..om_file.errors import OmFormatError
+
+        if isinstance(error, ExecutorError) and not isinstance(error, UnsoundModelError):
+            return self._core.fail(error.code, f"E19999: {call}: {path}: {error.text}")
+        if isinstance(error, OmFormatError):
+            code, text = PARSE_MODEL, str(error).removeprefix(f"{error.path}: ")
+        elif isinstance(error, UnsoundModelError):
+            code, text = error.code, error.text
+        else:  # what a changed byte makes of a name, a number or a reference has no end
+            code, text = GE_LOAD_MODEL, f"{type(error).__name__}: {error}"
+        return self._core.fail(code, f"E19999: {call}: {path} is {UNSOUND_FILE}: {text}")
 
     def _make_executor(self, om: Any) -> Executor:
         options = self._core.options

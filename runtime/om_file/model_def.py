@@ -134,16 +134,21 @@ def _node_from_proto(op: Any) -> Node:
     )
 
 
-def _names_in_order(op_name: str, keys: list[str], positions: list[int]) -> list[str]:
+def _names_in_order(op_name: str, keys: Any, positions: Any) -> list[str]:
     """Undo the name -> index map that GE writes as two lists sorted by name."""
-    if len(keys) != len(positions) or any(p < 0 or p >= 1 << 16 for p in positions):
+    lists = isinstance(keys, list) and isinstance(positions, list)
+    if not lists or len(keys) != len(positions) or not all(map(_is_position, positions)):
         raise OmFormatError(
-            f"operator {op_name!r} names {len(keys)} inputs or outputs at positions {positions}"
+            f"operator {op_name!r} names inputs or outputs {keys} at positions {positions}"
         )
     names = [""] * (max(positions, default=-1) + 1)
     for key, position in zip(keys, positions):
         names[position] = key
     return names
+
+
+def _is_position(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 1 << 16
 
 
 def _attrs_to_proto(attrs: dict[str, Any], target: Any) -> None:

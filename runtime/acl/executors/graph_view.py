@@ -11,7 +11,7 @@ from ...om_file.ge_graph import CONST_TYPES, DATA_TYPES, Graph, Node, TensorDesc
 from ...om_file.om_reader import OmFile
 from ..constants import GEAR_INPUT_NAME
 from ..error_table import GE_LOAD_MODEL
-from ..executor import Array, ExecutorError
+from ..executor import Array, ExecutorError, UnsoundModelError
 
 Source = tuple[str, int]  # node name, output index
 
@@ -47,12 +47,12 @@ class GraphView:
 
 
 def view_graph(om: OmFile) -> GraphView:
-    """Prepare the first model of an `.om` file; raises ExecutorError listing a graph's problems."""
+    """Prepare the first model of an `.om` file; raises UnsoundModelError listing all problems."""
     model = om.models[0]
     graph = model.model_def.graphs[0]
     problems = graph.validate()
     if problems:
-        raise ExecutorError(
+        raise UnsoundModelError(
             f"graph {graph.name!r} is not sound: " + "; ".join(problems), GE_LOAD_MODEL
         )
     net_output = graph.net_output
@@ -69,8 +69,8 @@ def view_graph(om: OmFile) -> GraphView:
 def table_source(view: GraphView, node: Node, place: int) -> tuple[str, int]:
     """Return the Data behind the block table of an attention node, and the pages added to it.
 
-    Layers that share a pool have a constant offset each (compiler.lower.stack_caches). Raises
-    ExecutorError for any other form.
+    Layers that share a pool have a constant offset each (compiler.lower.stack_caches), and rows may
+    be gathered by token (compiler.lower.token_attention). Raises ExecutorError for any other form.
     """
     nodes = {each.name: each for each in view.graph.nodes}
     name, offset = node.inputs[place].rpartition(":")[0], 0
@@ -78,10 +78,12 @@ def table_source(view: GraphView, node: Node, place: int) -> tuple[str, int]:
         table, shift = (nodes[text.rpartition(":")[0]] for text in nodes[name].inputs)
         if shift.type in CONST_TYPES and view.constant(shift).size == 1:
             name, offset = table.name, int(view.constant(shift).reshape(-1)[0])
+    if nodes[name].type == "GatherV2":
+        name = nodes[name].inputs[0].rpartition(":")[0]
     if nodes[name].type not in DATA_TYPES:
         raise ExecutorError(
-            f"{node.name}: the block table must be a graph input, or one plus a constant; is "
-            f"{name} ({nodes[name].type})",
+            f"{node.name}: the block table must be a graph input, rows of one, or either plus a "
+            f"constant; is {name} ({nodes[name].type})",
             GE_LOAD_MODEL,
         )
     return name, offset
