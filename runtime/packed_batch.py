@@ -2,9 +2,10 @@
 
     | input_ids | positions | slot_mapping | cu_seqlens | seq_ends | kv_lens | logits_rows | table |
 
-Every section starts at a multiple of 64 bytes and has room for the largest step, so addresses never
-change, nothing is allocated in a step, and one host-to-device copy moves the step: the block table
-is last, so the copy ends where the step's table ends.
+Every section starts at a multiple of 64 bytes, with the gap behind it that CANN wants between
+blocks of one allocation, and has room for the largest step, so addresses never change, nothing is
+allocated in a step, and one host-to-device copy moves the step: the block table is last, so the
+copy ends where the step's table ends.
 
 Meaning (T tokens, B sequences, R rows of logits, M pages a sequence):
 
@@ -36,6 +37,9 @@ from .sequences import SequenceRows
 from .step import Step
 
 SECTION_ALIGNMENT = 64  # bytes
+# A block that is carved from an allocation is as long as CANN's own: its length rounded up to 32,
+# and 32 more, which a kernel may read.
+_BLOCK_ROUNDING, _BLOCK_GUARD = 32, 32
 
 DEFAULT_DTYPES = MappingProxyType(
     {
@@ -118,9 +122,13 @@ class BatchLayout:
             row = dtype_of(dtypes[source])
             elements = limits.capacity(source)
             sections.append(Section(source, row.numpy, offset, elements))
-            size = elements * row.itemsize
-            offset += -(-size // SECTION_ALIGNMENT) * SECTION_ALIGNMENT
+            block = _round_up(elements * row.itemsize, _BLOCK_ROUNDING) + _BLOCK_GUARD
+            offset += _round_up(block, SECTION_ALIGNMENT)
         return cls(limits, tuple(sections), offset)
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 class PackedBatch:
