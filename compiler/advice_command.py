@@ -14,9 +14,10 @@ from ..runtime.memory_report import render_plan
 from ..runtime.show import show
 from .chip_form import GIB, plan_request
 from .gear_report import render_gears
+from .host_forms import ROWS
 from .page_advisor import PageRequest, advise_pages, read_lengths
 from .page_report import render_page_advice
-from .planner import PlanRequest, plan_memory
+from .planner import STEP_TOKENS, PlanRequest, plan_memory
 from .request import CompileOptions, CompileRequest, resolve_for
 
 
@@ -72,12 +73,16 @@ def _plan_request(request: CompileRequest) -> PlanRequest:
         form = request.form
         pages = form.num_pages - 1 if form.num_pages else None
         return plan_request(request.options.chip, request.chip_model, form, pages)
-    memory = request.options.memory
+    memory, form = request.options.memory, request.form
     return PlanRequest(
         target=request.target,
         dtype=request.dtype,
         page_size=request.page_size,
         max_seq_len=request.max_seq_len,
         max_batch=request.max_batch,
+        pages=form.num_pages - 1 if form.num_pages else None,
+        gears=form.gears,
+        step_tokens=max((tokens for tokens, _ in form.gears), default=STEP_TOKENS),
         memory_bytes=None if memory is None else int(memory * GIB),
+        composed=form.cache_write == ROWS,
     )

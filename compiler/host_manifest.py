@@ -11,6 +11,7 @@ from ..runtime.om_file.ge_graph import TensorDesc
 from .ge_weights import weight_bytes
 from .host import HostGraph
 from .page_rules import token_bytes
+from .planner import activation_bytes
 from .request import CompileRequest
 
 OUTPUT_ROLES = {"logits": "logits", "next_ids": "argmax", "new_rows": "new_rows"}
@@ -40,6 +41,7 @@ def host_manifest(request: CompileRequest, graph: HostGraph) -> Manifest:
             "weights": weight_bytes(graph.build),
             "kv_per_token": kv_bytes,
             "kv_per_page": kv_bytes * request.page_size,
+            "activations_per_token": activation_bytes(config, request.dtype),
         },
         tools=tool_versions(),
         num_pages=request.form.num_pages,

@@ -25,6 +25,7 @@ from ..runtime.packed_batch import BatchLimits
 from .target_records import Target
 from .weight_sizes import QUANTISED, count_weights, weight_bytes
 
+STEP_TOKENS = 512  # of the largest step, where nothing says it
 _MASKED_OPERATOR = "FusedInferAttentionScore"
 _MASK_BYTES = 2048 * 2048  # its compressed causal mask, one byte each
 
@@ -47,7 +48,7 @@ class PlanRequest:
     mean_len: float | None = None  # tokens a sequence holds on average
     fill: float | None = None  # or: share of the full pool that is in use, 0..1
     pages: int | None = None  # or: pages in the pool, the null page not counted
-    step_tokens: int = 512  # T, most tokens in one step
+    step_tokens: int = STEP_TOKENS  # T, most tokens in one step
     gears: tuple[tuple[int, int], ...] = ()  # (T, B) each
     memory_bytes: int | None = None  # None = the target's
     utilisation: float = USABLE_SHARE  # share of the device's memory that may be used
@@ -201,7 +202,7 @@ def _constants(
         LedgerRow("rotary tables", tables, "cos and sin, float32 [max_seq_len, D]"),
     ]
     attention = request.target.family.attention
-    masked = attention is not None and attention.op == _MASKED_OPERATOR
+    masked = request.target.is_host or (attention and attention.op == _MASKED_OPERATOR)
     if masked and not request.is_composed:
         rows.append(LedgerRow("causal mask", _MASK_BYTES, "constant bool [2048, 2048]"))
     return tuple(rows)

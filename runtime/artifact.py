@@ -58,7 +58,7 @@ class Artifact:
                 or has another size, or another target; every problem is listed.
         """
         folder = Path(folder)
-        manifest = _read_manifest(folder)
+        manifest = read_manifest(folder)
         problems = [
             problem
             for name, record in manifest.files.items()
@@ -160,7 +160,8 @@ class ArtifactBuilder:
         write_manifest(self.folder, self.manifest)
 
 
-def _read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of an artefact's folder, whatever else is there; raises ArtifactError."""
     path = folder / MANIFEST_FILE
     try:
         text = path.read_text(encoding="utf-8")

@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
         "generate": LazyCommand(".commands.generate", "Complete prompts, one or many at once."),
         "chat": LazyCommand(".commands.chat", "Talk with an instruct model in the terminal."),
         "bench": LazyCommand(".commands.bench", "Measure throughput and latency."),
+        "plan": LazyCommand(".commands.plan", "Show the memory that a model needs."),
         "pages": LazyCommand(".commands.pages", "Draw who owns which page of the KV cache."),
         "inspect": LazyCommand(".inspect_command", "Show what an .om file or an artefact holds."),
         "compare": LazyCommand(".commands.compare", "Find where two executions of a model part."),
@@ -45,6 +46,7 @@ An ARTEFACT is the folder that compile-model wrote; it may be moved and copied.
   run-om generate ARTEFACT --prompt "Once upon a time"
   run-om chat ARTEFACT
   run-om bench ARTEFACT --vs-padded
+  run-om plan ARTEFACT --max-batch 32
   run-om inspect ARTEFACT
 """
 

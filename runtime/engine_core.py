@@ -28,7 +28,7 @@ from .sequences import SequenceRows
 from .step import Step
 from .stop_check import StopChecks, TextTools
 
-__all__ = ["CoreOptions", "EngineCore"]
+__all__ = ["CoreOptions", "EngineCore", "batch_limits"]
 
 NO_TOKENS: Tokens = np.empty(0, np.int32)
 
@@ -45,6 +45,16 @@ class CoreOptions:
     num_pages: int
     contiguous: bool = False
     checked: bool = False
+
+
+def batch_limits(policy: SchedulerPolicy, geometry: ModelFacts) -> BatchLimits:
+    """Return the largest step that a device sees: the policy's, padded to the largest gear."""
+    return BatchLimits(
+        max(policy.max_batch_tokens, geometry.gear_tokens),
+        max(policy.max_batch, geometry.gear_seqs),
+        geometry.table_width,
+        policy.page_size,
+    )
 
 
 class EngineCore:
@@ -81,13 +91,7 @@ class EngineCore:
         self._cancelled: list[Request] = []  # during a step; applied after it
         self._all_greedy = False
         self._backend = backend
-        limits = BatchLimits(
-            max(policy.max_batch_tokens, geometry.gear_tokens),
-            max(policy.max_batch, geometry.gear_seqs),
-            geometry.table_width,
-            policy.page_size,
-        )
-        layout = BatchLayout.of(limits, geometry.bindings)
+        layout = BatchLayout.of(batch_limits(policy, geometry), geometry.bindings)
         self._batch: PackedBatch = backend.open(options.num_pages, layout)
         self._bounds = BatchBounds(self._batch, options.num_pages)
 

@@ -95,7 +95,16 @@ class EngineOptions:
         return cls(**settings)
 
     def resolve(self, geometry: ModelFacts) -> CoreOptions:
-        """Return sizes for a model; raises ValueError when they cannot work."""
+        """Return sizes for a model, with a warning if they are small for it.
+
+        Raises ValueError when they cannot work.
+        """
+        sizes = self.sizes(geometry)
+        _warn_if_small(sizes.num_pages, sizes.policy)
+        return sizes
+
+    def sizes(self, geometry: ModelFacts) -> CoreOptions:
+        """Do what `resolve` does without a word."""
         most = geometry.max_batch or DEFAULT_MAX_BATCH
         max_batch = self.max_batch or min(most, DEFAULT_MAX_BATCH)
         if geometry.max_batch and max_batch > geometry.max_batch:
@@ -118,7 +127,6 @@ class EngineOptions:
                 f"at most {most_pages} pages of {policy.page_size} tokens are allowed: lower "
                 "num_pages or kv_bytes"
             )
-        _warn_if_small(num_pages, policy)
         contiguous = self.cache == "contiguous"
         return CoreOptions(policy, num_pages, contiguous, checked=self.checked)
 

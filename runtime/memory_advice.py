@@ -17,6 +17,7 @@ class Lever:
     flag: str
     value: int
     plan_at: Callable[[int], MemoryPlan]
+    least: int = 1  # the lowest value that means something
 
 
 def needed(plan: MemoryPlan) -> str:
@@ -28,23 +29,23 @@ def needed(plan: MemoryPlan) -> str:
 
 def smaller(lever: Lever) -> list[str]:
     """Propose the largest value at which the plan fits, if there is one below the present."""
-    best = _largest(lambda value: lever.plan_at(value).fits is True, lever.value)
+    best = _largest(lambda value: lever.plan_at(value).fits is True, lever)
     if best is None:
         return []
     total = gib(lever.plan_at(best).total_bytes)
     return [f"{lever.flag} {best} (instead of {lever.value}): total {total}."]
 
 
-def fewer_pages(plan: MemoryPlan) -> list[str]:
-    """Propose a smaller pool, if one page is left for it."""
+def fewer_pages(plan: MemoryPlan, how: str = "") -> list[str]:
+    """Propose a smaller pool, if one page is left for it; `how`: words before the option."""
     usable = plan.usable_bytes or 0
     others = plan.total_bytes - plan.row("KV pages").bytes
     pages = (usable - others) // plan.page_bytes
     if not 1 <= pages < plan.pages:
         return []
     return [
-        f"--num-pages {pages + 1} (instead of {plan.pages + 1}, the null page included): sequences "
-        "share a smaller pool, "
+        f"{how}--num-pages {pages + 1} (instead of {plan.pages + 1}, the null page included): "
+        "sequences share a smaller pool, "
         f"{pages / plan.pages_full:.0%} of what full sequences need, and wait or are preempted "
         "when it is used up."
     ]
@@ -60,13 +61,16 @@ def gib(size: int) -> str:
     return f"{size / _GIB:.2f} GiB"
 
 
-def _largest(holds: Callable[[int], bool], below: int) -> int | None:
-    """The largest value in 1..below-1 at which a monotone condition holds."""
-    low, high = 0, below - 1
+def _largest(holds: Callable[[int], bool], lever: Lever) -> int | None:
+    """The largest value from the least to below the present one at which a condition holds.
+
+    It is monotone: what holds at a value holds at every lower one.
+    """
+    low, high = lever.least - 1, lever.value - 1
     while low < high:
         middle = (low + high + 1) // 2
         if holds(middle):
             low = middle
         else:
             high = middle - 1
-    return low or None
+    return low if low >= lever.least else None

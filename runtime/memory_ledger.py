@@ -95,6 +95,7 @@ class MemoryPlan:
     fill: float
     contiguous_kv_bytes: int
     rows: tuple[LedgerRow, ...]
+    constants: tuple[str, ...]  # names of the rows that are in the model file
     memory_bytes: int | None
     memory_source: str
     usable_bytes: int | None
@@ -179,6 +180,7 @@ def ledger(facts: MemoryFacts) -> MemoryPlan:
         fill=fill,
         contiguous_kv_bytes=facts.max_batch * facts.max_seq_len * facts.token_bytes,
         rows=rows,
+        constants=tuple(row.name for row in facts.constants),
         memory_bytes=memory,
         memory_source=facts.memory_source,
         usable_bytes=usable,

@@ -21,7 +21,7 @@ from .bench_measure import (
     synthetic_workload,
 )
 from .console import human_bytes, note
-from .options import artefact_argument, batch_for, engine_options, open_engine
+from .options import artefact_argument, batch_for, engine_options, open_engine, plan_option
 
 CACHES = ("paged", "contiguous")
 ROUNDS = 3
@@ -82,6 +82,7 @@ _ROWS = (
     "--vs-padded", is_flag=True, help="Also run the contiguous, padded cache; they take turns."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line for each run.")
+@plan_option
 @engine_options
 def bench(artefact: Path, **options: Any) -> None:
     """Measure the model in ARTEFACT.
@@ -93,6 +94,9 @@ def bench(artefact: Path, **options: Any) -> None:
         raise click.UsageError("--vs-padded runs both caches: leave --cache out.")
     caches = CACHES if options["vs_padded"] else (options["cache"] or CACHES[0],)
     workloads = _workloads(artefact, options)
+    if options["plan"]:
+        _plan(artefact, options, workloads, caches)
+        return
     for workload in workloads:
         runner = _Runner(artefact, options, workload, len(workloads) > 1)
         results = runner.alternate() if len(caches) > 1 else [runner.measure(*caches)]
@@ -101,6 +105,24 @@ def bench(artefact: Path, **options: Any) -> None:
                 click.echo(json.dumps({"artefact": str(artefact), **result.as_dict()}))
         else:
             click.echo(table(workload, results))
+
+
+def _plan(
+    artefact: Path,
+    options: Mapping[str, Any],
+    workloads: Sequence[Workload],
+    caches: Sequence[str],
+) -> None:
+    """Show the ledger of each cache, for the workload that runs most sequences at once."""
+    from .plan import show_engine_plan
+
+    most = max(_most_at_once(artefact, workload) for workload in workloads)
+    for cache in caches:
+        show_engine_plan(artefact, {**options, "cache": cache}, max_batch=most)
+
+
+def _most_at_once(artefact: Path, workload: Workload) -> int:
+    return workload.max_running or batch_for(artefact, len(workload.requests))
 
 
 def _workloads(artefact: Path, options: Mapping[str, Any]) -> list[Workload]:
@@ -146,7 +168,7 @@ class _Runner:
     def _run(self, cache: str, reps: int, where: str) -> Measurement:
         workload, num = self.workload, len(self.workload.requests)
         options = {**self.options, "cache": cache, "page_trace": self._record(cache)}
-        most = workload.max_running or batch_for(self.artefact, num)
+        most = _most_at_once(self.artefact, workload)
         with open_engine(self.artefact, options, max_batch=most) as engine:
             note(f"{workload.name}: {num} request{'s' * (num != 1)}, {cache} cache{where} …")
             return run_workload(engine, workload, reps, cache)

@@ -17,6 +17,7 @@ from .options import (
     artefact_argument,
     engine_options,
     open_engine,
+    plan_option,
     sampling_options,
     sampling_params,
 )
@@ -39,6 +40,7 @@ Examples:
 @click.command(short_help="Talk with an instruct model in the terminal.", epilog=_EPILOG)
 @artefact_argument
 @click.option("--system", help="What the model is told before the conversation.")
+@plan_option
 @sampling_options
 @engine_options
 def chat(artefact: Path, **options: Any) -> None:
@@ -49,7 +51,11 @@ def chat(artefact: Path, **options: Any) -> None:
     """
     from ..chat_template import ChatTemplate
     from ..sampling_params import CHAT_MAX_TOKENS
+    from .plan import show_engine_plan
 
+    if options["plan"]:
+        show_engine_plan(artefact, options, max_batch=1)
+        return
     params = sampling_params(options, max_tokens=CHAT_MAX_TOKENS)
     ChatTemplate.from_folder(artefact)  # a base model is refused before it is loaded
     conversation = Conversation(options["system"])

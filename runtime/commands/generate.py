@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from .options import (
     batch_for,
     engine_options,
     open_engine,
+    plan_option,
     sampling_options,
     sampling_params,
 )
@@ -49,6 +50,7 @@ Examples:
 @click.option("--system", help="System message for the chat template.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line for each prompt.")
 @click.option("--stats", is_flag=True, help="Show speed and pages used on stderr.")
+@plan_option
 @sampling_options
 @engine_options
 def generate(artefact: Path, **options: Any) -> int:
@@ -59,6 +61,8 @@ def generate(artefact: Path, **options: Any) -> int:
     """
     from ..sampling_params import CHAT_MAX_TOKENS
 
+    if options["plan"]:
+        return _plan(artefact, options)
     params = sampling_params(options)
     prompts = read_prompts(options["texts"], options["file"])
     style = PromptStyle.choose(artefact, options["raw"], options["system"])
@@ -79,6 +83,18 @@ def generate(artefact: Path, **options: Any) -> int:
         if options["stats"]:
             _write_stats(engine, jobs)
     return 1 if any(job.error for job in jobs) else 0
+
+
+def _plan(artefact: Path, options: Mapping[str, Any]) -> int:
+    """Show the ledger for the prompts that are given, else for as many as there may be."""
+    from .plan import show_engine_plan
+
+    defaults = {}
+    if options["texts"] or options["file"] is not None:
+        prompts = read_prompts(options["texts"], options["file"])
+        defaults["max_batch"] = batch_for(artefact, len(prompts))
+    show_engine_plan(artefact, options, **defaults)
+    return 0
 
 
 @dataclass

@@ -64,6 +64,9 @@ class ArtefactFolder(click.Path):
         return path
 
 
+plan_option = click.option(
+    "--plan", is_flag=True, help="Show the memory that these options need; load nothing and stop."
+)
 artefact_argument = click.argument("artefact", type=ArtefactFolder())
 
 
@@ -155,16 +158,22 @@ def sampling_params(options: Mapping[str, Any], **defaults: Any) -> SamplingPara
         raise click.UsageError(str(error)) from None
 
 
-def open_engine(artefact: Path, options: Mapping[str, Any], **defaults: Any) -> Engine:
-    """Open an engine with the options that were given, over `defaults`."""
+def engine_settings(options: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
+    """Return the engine's settings that were given, over `defaults`."""
     if options.get("num_pages") is not None and options.get("kv_bytes") is not None:
         raise click.UsageError(
             "--num-pages and --kv-bytes both say how big the KV cache is: give one of them."
         )
+    return {**defaults, **_given(options, ENGINE_SETTINGS)}
+
+
+def open_engine(artefact: Path, options: Mapping[str, Any], **defaults: Any) -> Engine:
+    """Open an engine with the options that were given, over `defaults`."""
+    settings = engine_settings(options, **defaults)
     with signals_held():
         from ..engine import Engine
 
-    return Engine(artefact, **{**defaults, **_given(options, ENGINE_SETTINGS)})
+    return Engine(artefact, **settings)
 
 
 def batch_for(artefact: Path, num_prompts: int) -> int:

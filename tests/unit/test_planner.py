@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llama_configs import LLAMA_7B, LLAMA_70B
 from rich.console import Console
 
 from pagedom.compiler.planner import PlanError, PlanRequest, plan_memory
@@ -22,28 +23,6 @@ from pagedom.runtime.memory_ledger import pages_of
 from pagedom.runtime.memory_report import render_plan
 
 GIB = 1024**3
-LLAMA_7B = {
-    "model_type": "llama",
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "float16",
-}
-LLAMA_70B = {
-    **LLAMA_7B,
-    "vocab_size": 128256,
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-}
 
 
 def config(values: dict) -> ModelConfig:

@@ -1,0 +1,27 @@
+"""`run-om plan` of a checkpoint: the same ledger as `compile-model --plan`.
+
+`runtime.commands.plan` imports this module by name when PATH is a checkpoint, so that the runtime
+itself depends on nothing of the compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from .advice_command import show_advice
+from .request import CompileOptions
+
+_SHOWN = {"plan": True, "advise_pages": False, "lengths": None, "executor": "openvino"}
+
+
+def show_plan(model: str, options: Mapping[str, Any]) -> None:
+    """Print the ledger of a checkpoint; `options` as `run-om plan` has them, None = not given.
+
+    Raises what `compile-model --plan` raises.
+    """
+    names = {field.name for field in fields(CompileOptions)}
+    given = {name: value for name, value in options.items() if name in names and value is not None}
+    shown = {**_SHOWN, "as_json": options["as_json"]}
+    show_advice(shown, CompileOptions(model, **given))
