@@ -1,7 +1,8 @@
 """A folder that is built beside its place and swapped in when it is complete.
 
 Whatever happens in between (an error, Ctrl-C, a full disk), the place is as it was and nothing is
-left beside it. Only a folder of the same owner is ever replaced, and only if it holds nothing but
+left beside it; what a killed process left (`leftovers`), the next one for the same place removes.
+Only a folder of the same owner is ever replaced, and only if it holds nothing but
 what its owner's list names.
 """
 
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .interruption import signals_held
+from .leftovers import ASIDE, BUILDING, clear_leftovers, locked, own_name
 
 
 class FolderError(ValueError):
@@ -41,16 +42,18 @@ def replacing_folder(output: str | Path, owner: FolderOwner) -> Iterator[Path]:
     output = Path(output).absolute()
     if output.is_symlink():
         output = output.resolve()
+    clear_leftovers(output)
     check_replaceable(output, owner)
     made = [parent for parent in output.parents if not parent.exists()]
-    folder = output.with_name(f"{output.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+    folder = own_name(output, BUILDING)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
-        yield folder
-        with signals_held():
-            check_replaceable(output, owner)  # it may have changed in the meantime
-            _swap(folder, output)
+        with locked(folder):
+            yield folder
+            with signals_held():
+                check_replaceable(output, owner)  # it may have changed in the meantime
+                _swap(folder, output)
     except BaseException:
         with signals_held():
             shutil.rmtree(folder, ignore_errors=True)
@@ -102,12 +105,13 @@ def _swap(folder: Path, output: Path) -> None:
     if not output.exists():
         folder.rename(output)
         return
-    aside = output.with_name(f"{output.name}.old-{secrets.token_hex(4)}")
-    output.rename(aside)
-    try:
-        folder.rename(output)
-    except BaseException:
-        with suppress(OSError):
-            aside.rename(output)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
+    aside = own_name(output, ASIDE)
+    with locked(output):
+        output.rename(aside)
+        try:
+            folder.rename(output)
+        except BaseException:
+            with suppress(OSError):
+                aside.rename(output)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
