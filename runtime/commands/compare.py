@@ -33,9 +33,26 @@ _EXECUTOR = click.Choice(["oracle", "openvino", "npu"])
 @click.command(short_help="Find where two executions of a model part.", epilog=_EPILOG)
 @artefact_argument
 @click.argument("other", required=False, type=ArtefactFolder())
-@click.option("--executor-a", type=_EXECUTOR, default="oracle", show_default=True)
-@click.option("--executor-b", type=_EXECUTOR, default="openvino", show_default=True)
-@click.option("--prompt", "prompts", multiple=True, help="A prompt; may be repeated.")
+@click.option(
+    "--executor-a",
+    type=_EXECUTOR,
+    default="oracle",
+    show_default=True,
+    help="What runs side A, ARTEFACT: numpy, the CPU's kernels, or this machine's NPU.",
+)
+@click.option(
+    "--executor-b",
+    type=_EXECUTOR,
+    default="openvino",
+    show_default=True,
+    help="What runs side B: OTHER, else ARTEFACT again.",
+)
+@click.option(
+    "--prompt",
+    "prompts",
+    multiple=True,
+    help="A prompt; may be repeated.  [default: four of made-up tokens]",
+)
 @click.option(
     "--max-tokens", type=click.IntRange(min=1), default=8, show_default=True, help="Decode steps."
 )
@@ -55,6 +72,7 @@ _EXECUTOR = click.Choice(["oracle", "openvino", "npu"])
     "--memory",
     "memory_bytes",
     type=byte_size,
+    metavar="SIZE",
     default="512M",
     show_default=True,
     help="For tensors in view at a time; less means more runs.",

@@ -61,11 +61,11 @@ def _from_file(file: Path) -> list[Prompt]:
             f"{file} begins with [ but is no JSON list: {error}; write one prompt a line, or a "
             "JSON list of texts"
         ) from None
-    for index, prompt in enumerate(prompts):
+    for number, prompt in enumerate(prompts, start=1):
         ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
         if not isinstance(prompt, str) and not ids:
             raise click.UsageError(
-                f"prompt {index} of {file} is {prompt!r}: it must be a text or a list of token ids"
+                f"prompt {number} of {file} is {prompt!r}: it must be a text or a list of token ids"
             )
     return list(prompts)
 

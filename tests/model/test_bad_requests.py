@@ -155,6 +155,8 @@ def test_a_file_that_holds_no_prompts(artefact: Path, tmp_path: Path, content: b
     result = run("generate", artefact, "--file", tmp_path / "prompts")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "prompts" in result.stderr
+    if content == b'["a", 3]':
+        assert "prompt 2 of " in result.stderr  # counted as the answers are: [2/2]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import click
 import pytest
 from click.testing import CliRunner
 from closed_form import VOCAB, continuation
@@ -285,6 +286,9 @@ def test_every_command_loads_and_teaches(name):
     assert "--debug" in result.output
     narrow = CliRunner().invoke(run_om, [name, "--help"], terminal_width=80).output
     assert max(map(len, narrow.splitlines())) <= 80
+    command = run_om.get_command(click.Context(run_om), name)
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    assert [option.name for option in options if not option.help] == []
 
 
 def test_help_is_fast_and_complete():
