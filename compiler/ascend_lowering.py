@@ -1,13 +1,11 @@
 """From an exported model to the ONNX graph that ATC compiles for one chip.
 
-    form       attention                  cache                                 for
-    fused      pagedom nodes, our plugin  key_cache.l … in place; gears: pools  910B, 910_93, 950
-    composed   base operators             kv_rows_pool in, new_rows out         310B, 310P, any
-
-310P could run two graphs on one cache that the model writes (passes decode-step and compose-pages:
-IncreFlashAttention for steps of one token a sequence, base operators for packed prompts). An
-artefact holds one graph so far and our parser plugin has no IncreFlashAttention, so its step graph
-is the composed one; `decode_passes` and `prefill_passes` are the other two, executed in tests.
+form       attention                             cache                              for
+fused      PagedAttention, by our plugin         key_cache.l … in place; gears: pools   910B,
+                                                                                    910_93, 950
+tokens     TokenAttention, by our plugin: each   the same, by ScatterNdUpdate       310P
+           token is a sequence of its own
+composed   base operators                        kv_rows_pool in, new_rows out      310B, any
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ import onnx_ir as ir
 
 from ..graph_ops.registry import OPERATORS
 from .atc_shapes import fix_symbols, input_shape_option
+from .attention_form import COMPOSED, FUSED, TOKENS, attention_form
 from .gear_list import GearList, dims_problem, dynamic_symbols, expand_gear, parse_gears
+from .host_forms import ROWS
 from .lower.add_argmax import AddArgmax
 from .lower.annotate_heads import annotate_for_plugin
 from .lower.compose_attention import ComposeAttention
-from .lower.compose_pages import ComposePages
-from .lower.decode_step import DecodeStep
 from .lower.drop_cache_outputs import DropCacheOutputs
 from .lower.fix_dims import FixDims
 from .lower.infra import PassError, PassResult
@@ -32,16 +30,15 @@ from .lower.inline_bodies import InlineBodies
 from .lower.onnx_infra import OnnxPass, require_all, run_onnx_passes
 from .lower.seq_ends import SeqEnds
 from .lower.stack_caches import StackCaches
+from .lower.token_attention import TokenAttention, TokenLimits
 from .onnx_check import dims, dtype_name
-from .target_records import Target
-from .target_rules import version_key
+from .plugin_sources import PADDING_SLOT, SCATTER_ND, choose_cache_write
+from .target_records import FusedAttention, Target
 
-FUSED, COMPOSED = "fused", "composed"
-SCATTER_PA, SCATTER_ND = "scatter_pa", "scatter_nd"
 # Operators of ours with a kernel beside attention (facts: ascend_ops 1.5): not on 310B.
 _KERNELS = frozenset({"RmsNorm", "Rotary", "SwiGlu"})
 _WITHOUT_KERNELS = frozenset({"Ascend310B"})
-_WHOLE = frozenset({"stack-caches", "compose-attention", "drop-cache-outputs"})
+_WHOLE = frozenset({"stack-caches", "compose-attention", "drop-cache-outputs", "token-attention"})
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class AtcLowering:
     table_width: int  # M
     num_pages: int  # P, the null page included; 0 = open, for a range model
     gears: tuple[tuple[int, int], ...] = ()  # (T, B)
-    attention: str = FUSED  # or "composed"
+    cache_write: str | None = None  # "rows" asks for the composed form
     cann: str | None = None  # version that compiles, None = the newest form
 
 
@@ -91,12 +88,8 @@ def lower_for_atc(model: ir.Model, target: Target, options: AtcLowering) -> AtcG
     Raises PassError naming the pass and the place where the model does not fit, GearError.
     """
     form, notes = _choose_form(target, options)
-    writer, slot = _cache_writer(target, options, notes) if form == FUSED else (None, -1)
-    keep = frozenset() if target.family.name in _WITHOUT_KERNELS else _KERNELS
-    passes: Sequence[OnnxPass] = (
-        fused_passes(options) if form == FUSED else rows_passes(options, keep)
-    )
-    results = run_onnx_passes(model, passes)
+    writer = None if form == COMPOSED else _cache_writer(target, options, notes)
+    results = run_onnx_passes(model, form_passes(form, target, options))
     for name in _WHOLE & results.keys():
         require_all(name, results[name])
     annotate_for_plugin(model)
@@ -108,7 +101,7 @@ def lower_for_atc(model: ir.Model, target: Target, options: AtcLowering) -> AtcG
         fixed |= {"T": tokens, "B": seqs, "B+1": seqs + 1, "R": seqs}
     shapes = fix_symbols(_shapes(model.graph.inputs), fixed)
     gears = _gears(shapes, options, target) if len(options.gears) > 1 else None
-    tiling = form == FUSED and bool(options.gears) and _has_tiling(target)
+    tiling = form != COMPOSED and bool(options.gears) and _has_tiling(target)
     values = [*model.graph.inputs, *model.graph.outputs]
     return AtcGraph(
         model,
@@ -118,19 +111,34 @@ def lower_for_atc(model: ir.Model, target: Target, options: AtcLowering) -> AtcG
         gears,
         form,
         writer,
-        slot,
+        PADDING_SLOT[writer] if writer else -1,
         tiling,
         tuple(notes),
         results,
     )
 
 
+def form_passes(form: str, target: Target, options: AtcLowering) -> Sequence[OnnxPass]:
+    """Return the passes that make one form of a model for a chip."""
+    if form == COMPOSED:
+        keep = frozenset() if target.family.name in _WITHOUT_KERNELS else _KERNELS
+        return rows_passes(options, keep)
+    op = target.family.attention
+    if form == TOKENS and op is not None:
+        return token_passes(options, token_limits(op))
+    return fused_passes(options)
+
+
 def fused_passes(options: AtcLowering) -> list[OnnxPass]:
     """pagedom nodes stay; geared models get stacked pools, others a cache a layer."""
-    stack = [StackCaches(options.num_pages)] if len(options.gears) > 1 else []
-    strip = InlineBodies(frozenset(OPERATORS))
     fix = FixDims({"M": options.table_width})
-    return [DropCacheOutputs(), SeqEnds(), *stack, fix, AddArgmax(), strip]
+    return [DropCacheOutputs(), SeqEnds(), *_stack(options), fix, AddArgmax(), _strip_bodies()]
+
+
+def token_passes(options: AtcLowering, limits: TokenLimits) -> list[OnnxPass]:
+    """The same with each token as a sequence: 310P's operator takes no more a sequence."""
+    tokens = TokenAttention(options.table_width, limits)
+    return [DropCacheOutputs(), tokens, *_stack(options), AddArgmax(), _strip_bodies()]
 
 
 def rows_passes(options: AtcLowering, keep: frozenset[str]) -> list[OnnxPass]:
@@ -139,46 +147,52 @@ def rows_passes(options: AtcLowering, keep: frozenset[str]) -> list[OnnxPass]:
     return [DropCacheOutputs(), compose, InlineBodies(keep), AddArgmax()]
 
 
-def prefill_passes(options: AtcLowering) -> list[OnnxPass]:
-    """310P, packed prompts: base operators over stacked pools that KVUpdate writes."""
-    stack, compose = StackCaches(options.num_pages), ComposePages(options.table_width)
-    return [DropCacheOutputs(), stack, compose, InlineBodies(_KERNELS | {"KVUpdate"}), AddArgmax()]
+def token_limits(op: FusedAttention) -> TokenLimits:
+    """Return what a chip's record says as the pass wants it; 0 = no limit is known."""
+    return TokenLimits(
+        op.dtypes,
+        op.max_head_dim.value or 0,
+        op.head_dim_multiple.value or 1,
+        op.max_group.value or 0,
+    )
 
 
-def decode_passes(options: AtcLowering) -> list[OnnxPass]:
-    """310P, one token a sequence: IncreFlashAttention over the same stacked pools."""
-    stack, strip = StackCaches(options.num_pages), InlineBodies(frozenset(OPERATORS))
-    fix = FixDims({"M": options.table_width})
-    return [DropCacheOutputs(), stack, DecodeStep(), fix, AddArgmax(), strip]
+def _stack(options: AtcLowering) -> list[OnnxPass]:
+    return [StackCaches(options.num_pages)] if len(options.gears) > 1 else []
+
+
+def _strip_bodies() -> InlineBodies:
+    return InlineBodies(frozenset(OPERATORS))
 
 
 def _choose_form(target: Target, options: AtcLowering) -> tuple[str, list[str]]:
-    """Return the form, and why it is not the fused one."""
+    """Return the form, and what there is to say about it."""
     attention = target.family.attention
-    if options.attention == COMPOSED:
-        return COMPOSED, ["attention: composed, as asked for"]
+    form = attention_form(target, options.cache_write)
+    if options.cache_write == ROWS:
+        return form, ["attention: composed, as asked for"]
     if attention is None:
-        return COMPOSED, [f"attention: composed; {target.name} has no operator over a paged cache"]
-    if "prefill" not in attention.phases:
-        return COMPOSED, [
-            f"attention: composed; {attention.op} takes one token a sequence and the parser plugin "
-            "does not build it, so one graph serves prompts and single tokens"
-        ]
-    return FUSED, [f"attention: {attention.op}, layout TND, cache {attention.cache_layout}"]
+        text = f"attention: composed; {target.name} has no operator over a paged cache"
+        return form, [text]
+    layout = "TND" if form == FUSED else "BSH, each token as a sequence of its own"
+    return form, [f"attention: {attention.op}, layout {layout}, cache {attention.cache_layout}"]
 
 
-def _cache_writer(target: Target, options: AtcLowering, notes: list[str]) -> tuple[str, int]:
-    """Return the plugin's cache writer and the slot of padding tokens."""
+def _cache_writer(target: Target, options: AtcLowering, notes: list[str]) -> str:
+    """Return the plugin's cache writer, which decides the slot of padding tokens too."""
     write, cann = target.family.cache_write, options.cann
-    old = cann is not None and version_key(cann) < version_key(write.min_cann)
-    if old:
+    writer = choose_cache_write(cann or "", write.op)
+    if writer == SCATTER_ND:
+        why = ""
+        if write.fallback:
+            why = f"; {write.op} needs CANN {write.min_cann}, this is {cann}"
         notes.append(
-            f"cache: {write.fallback}; {write.op} needs CANN {write.min_cann}, this is {cann}. "
-            "Padding tokens are written into the null page"
+            f"cache: {write.fallback or write.op}{why}. Padding tokens are written into the null "
+            "page"
         )
-        return SCATTER_ND, 0
-    notes.append(f"cache: {write.op}, padding tokens have slot -1")
-    return SCATTER_PA, -1
+    else:
+        notes.append(f"cache: {write.op}, padding tokens have slot -1")
+    return writer
 
 
 def _has_tiling(target: Target) -> bool:

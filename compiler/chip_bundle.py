@@ -71,7 +71,8 @@ def write_chip_bundle(request: CompileRequest, checkpoint: Checkpoint, stages: S
 
     Raises GateError, AtcOptionError, FolderError, and what an export and the disk may raise.
     """
-    form = choose_cache_write(request.cann_release or "")
+    writer = request.target.family.cache_write.op
+    form = choose_cache_write(request.cann_release or "", writer)
     with replacing_folder(request.output, _OWNER) as folder:
         texts = folder / ARTEFACT_FOLDER
         texts.mkdir()

@@ -30,7 +30,8 @@ from .chip_manifest import chip_manifest, measured_memory
 from .onnx_weights import save_onnx
 from .output_place import require_space
 from .pipeline import Written, hash_stage, write_text_files
-from .plugin import PluginBuild, build_plugin
+from .plugin import PluginBuild, PluginOptions, build_plugin
+from .plugin_sources import choose_cache_write
 from .request import CompileRequest, RequestError
 from .stages import Stages, megabytes
 
@@ -46,7 +47,8 @@ def write_chip_artefact(request: CompileRequest, checkpoint: Checkpoint, stages:
         raise RequestError(f"no CANN was chosen to compile for {request.target.name}")
     with building_artifact(request.output) as build:
         write_text_files(checkpoint, build.folder)
-        plugin = plugin_stage(cann, stages) if request.target.family.attention else None
+        family = request.target.family
+        plugin = plugin_stage(cann, family.cache_write.op, stages) if family.attention else None
         operators = plugin.manifest.operators if plugin is not None else ()
         graph = chip_graph(request, checkpoint, operators, stages)
         result = _compile(request, graph, build.folder / MODEL_FILE, plugin, stages)
@@ -64,13 +66,17 @@ def write_chip_artefact(request: CompileRequest, checkpoint: Checkpoint, stages:
     return Written(nbytes, () if result.cached else result.notes)
 
 
-def plugin_stage(cann: CannInstall, stages: Stages) -> PluginBuild:
-    """Return the parser plugin for a toolkit, built if it is not there yet."""
+def plugin_stage(cann: CannInstall, writer: str, stages: Stages) -> PluginBuild:
+    """Return the parser plugin for a toolkit, built if it is not there yet.
+
+    writer: the operator that writes pages on the chip (`CacheWrite.op`).
+    """
     with stages.stage("Build the parser plugin") as stage:
         build = build_plugin(
             cann.root,
             plugin_cache_root(cache_folder()),
             lambda _, done, total: stage.show(done, total),
+            options=PluginOptions(choose_cache_write(cann.version, writer)),
         )
         known = "built before" if build.cached else "new"
         stage.note = f"{known}; {build.manifest.cache_write}"

@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..models.config import ModelConfig
+from ..runtime.memory_ledger import pages_of
+from .attention_form import COMPOSED, attention_form, step_limit
 from .form_options import FormError
 from .gear_list import GearError, parse_gears
 from .gear_planner import GearPlan, GearRequest, plan_gears, read_traffic
 from .host_forms import INPLACE, ROWS, HostForm
-from .planner import PlanRequest, ledger, pages_of
+from .planner import PlanRequest, ledger
 from .target_records import Target
 
 GIB = 1024**3
@@ -65,22 +67,12 @@ class ChipForm:
     notes: tuple[str, ...] = ()
 
 
-def is_composed(target: Target, cache_write: str | None) -> bool:
-    """Return whether attention is built from base operators, and new rows are an output.
-
-    So it is where no operator attends over a paged cache (310B), where the one there is takes
-    single tokens only (310P), and on request. The host's own kernel is neither.
-    """
-    if target.is_host:
-        return cache_write == ROWS
-    attention = target.family.attention
-    return cache_write == ROWS or attention is None or "prefill" not in attention.phases
-
-
 def default_max_batch(target: Target, cache_write: str | None, usual: int) -> int:
     """Return the largest batch to compile for when none was given."""
-    small = not target.is_host and is_composed(target, cache_write)
-    return COMPOSED_MAX_BATCH if small else usual
+    if not target.is_host and attention_form(target, cache_write) == COMPOSED:
+        return COMPOSED_MAX_BATCH
+    limit = step_limit(target, cache_write)
+    return usual if limit is None else min(usual, limit)
 
 
 def resolve_chip_form(options: ChipOptions, model: ChipModel, fit: bool = True) -> ChipForm:
@@ -88,19 +80,21 @@ def resolve_chip_form(options: ChipOptions, model: ChipModel, fit: bool = True) 
 
     Raises FormError, GearError or TrafficError with what is given, allowed and to be changed.
     """
-    composed = is_composed(model.target, options.cache_write)
+    composed = attention_form(model.target, options.cache_write) == COMPOSED
     if composed and options.cache_write not in (None, ROWS):
         raise FormError(
             f"--cache-write {options.cache_write}: on {model.target.name} new keys and values have "
-            "to be an output (no operator there attends over packed prompts in a paged cache). "
-            "Use --cache-write rows, or leave it out"
+            "to be an output (no operator there attends over a paged cache). Use --cache-write "
+            "rows, or leave it out"
         )
     write = ROWS if composed else INPLACE
     _refuse_contradictions(options)
+    limit = step_limit(model.target, options.cache_write)
     if options.input_shape_range:
+        _refuse_open_steps(model.target, limit)
         return ChipForm(HostForm((), 0, write, model.table_width))
     plan = None if options.gears is not None else _planned(options, model, composed)
-    gears = plan.gears if plan is not None else _given(options.gears or "", model.target)
+    gears = plan.gears if plan is not None else _given(options.gears or "", model.target, limit)
     form = HostForm(gears, 0, write, model.table_width)
     pages, notes = _pages(options, model, form, fit)
     return ChipForm(replace(form, num_pages=pages), plan, notes)
@@ -128,9 +122,13 @@ def _refuse_contradictions(options: ChipOptions) -> None:
 def step_tokens(options: ChipOptions, model: ChipModel, composed: bool) -> int:
     """Return T at most; raises FormError for fewer tokens than sequences."""
     usual = COMPOSED_STEP_TOKENS if composed else FUSED_STEP_TOKENS
+    limit = step_limit(model.target, options.cache_write)
     given = options.max_batch_tokens
     if given is None:
-        return max(usual, 2 * model.max_batch)
+        wanted = max(usual, 2 * model.max_batch)
+        return wanted if limit is None else min(wanted, limit)
+    if limit is not None and given > limit:
+        raise FormError(f"--max-batch-tokens {given}: {_limit_text(model.target, limit)}")
     if given < model.max_batch:
         raise FormError(
             f"--max-batch-tokens {given}: must be at least --max-batch ({model.max_batch}), since "
@@ -146,10 +144,31 @@ def _planned(options: ChipOptions, model: ChipModel, composed: bool) -> GearPlan
     return plan_gears(request, traffic)
 
 
-def _given(text: str, target: Target) -> tuple[tuple[int, int], ...]:
+def _limit_text(target: Target, limit: int) -> str:
+    attention = target.family.attention
+    assert attention is not None
+    return (
+        f"must be at most {limit} on {target.name}, where each token of a step is a sequence to "
+        f"{attention.op} ({attention.max_batch.source})"
+    )
+
+
+def _refuse_open_steps(target: Target, limit: int | None) -> None:
+    if limit is not None:
+        raise FormError(
+            f"--input-shape-range leaves the number of tokens of a step open, which "
+            f"{_limit_text(target, limit)}. Compile gears (leave it out), or take the composed "
+            "form, which has no such limit (--cache-write rows)"
+        )
+
+
+def _given(text: str, target: Target, limit: int | None) -> tuple[tuple[int, int], ...]:
     """Return gears (T,B) in the order given; one alone is a static model, not a gear to ATC."""
     limits = replace(target.family.gears, minimum=1)
     found = parse_gears(text, _PAIR, limits).gears
+    most = max(gear[0] for gear in found)
+    if limit is not None and most > limit:
+        raise FormError(f"--gears with {most} tokens: {_limit_text(target, limit)}")
     problems = [
         f"gear {tokens},{seqs} has fewer tokens than sequences: a sequence of a step has at least "
         "one token (a gear is T,B: tokens, then sequences)"

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..models.checkpoint import Checkpoint
-from .ascend_lowering import COMPOSED, FUSED, AtcGraph, AtcLowering, lower_for_atc
+from .ascend_lowering import AtcGraph, AtcLowering, lower_for_atc
 from .atc_options import AtcOptions
 from .atc_read_back import ExpectedTensor
-from .host_forms import ROWS
 from .onnx_gate import GateContext, plugin_operators, require_onnx
 from .onnx_weights import attach_weights
 from .pipeline import export_stage
@@ -79,12 +78,11 @@ def uses_plugin(graph: AtcGraph) -> bool:
 
 def _lowering(request: CompileRequest) -> AtcLowering:
     form = request.form
-    asked = request.options.cache_write == ROWS
     return AtcLowering(
         table_width=request.table_width,
         num_pages=form.num_pages,
         gears=form.gears,
-        attention=COMPOSED if asked else FUSED,
+        cache_write=request.options.cache_write,
         cann=request.cann_release,
     )
 

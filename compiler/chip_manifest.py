@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..runtime.manifest import SCHEMA_VERSION, Binding, Manifest, OutputBinding
+from ..runtime.memory_ledger import MemoryPlan
 from ..runtime.om_file import read_om
-from .ascend_lowering import COMPOSED, AtcGraph
+from .ascend_lowering import AtcGraph
+from .attention_form import COMPOSED
 from .chip_form import plan_request
 from .host_manifest import OUTPUT_ROLES, model_geometry, tool_versions
-from .planner import MemoryPlan, ledger
+from .planner import ledger
 from .request import CompileRequest
 
 _STACKED = "stacked BnBsH [L*P,S,K*D]"
@@ -45,10 +47,11 @@ def chip_manifest(
         ),
         gears=tuple({"T": tokens, "B": seqs, "R": seqs} for tokens, seqs in request.form.gears),
         memory={
-            "weights": plan.row("weights").bytes,
+            "weights": sum(plan.row(name).bytes for name in plan.constants),
             "kv_per_token": plan.token_bytes,
             "kv_per_page": plan.page_bytes,
             **{name: plan.row(row).bytes for name, row in _PLANNED.items()},
+            **({} if plan.memory_bytes is None else {"device": plan.memory_bytes}),
         },
         tools={**tool_versions(), **tools},
         num_pages=request.form.num_pages,

@@ -2,8 +2,8 @@
 
 One ONNX node becomes one GE node, with these exceptions: SwiGlu(gate, up) becomes
 ConcatD + SwiGlu (GE's takes one tensor and splits it), Rotary gets its angles as [T,1,D], and
-PagedAttention sees the caches as [P,S,K*D] (the BnBsH layout of FusedInferAttentionScore) and gets
-the constant causal mask that sparse modes 3 and 4 ask for.
+PagedAttention and TokenAttention see the caches as [P,S,K*D] (the BnBsH layout of their operators),
+and the first gets the constant causal mask that sparse modes 3 and 4 ask for.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from .ge_import_cache import (
     causal_mask,
     kv_update,
     paged_attention,
+    token_attention,
 )
 from .ge_import_ops import BASE_HANDLERS
 from .ge_import_ops import attribute as _attr
@@ -271,5 +272,6 @@ HANDLERS: Mapping[tuple[str, str], Callable[[Importer, ir.Node], None]] = Mappin
         ("pagedom", "SwiGlu"): _swiglu,
         ("pagedom", "KVUpdate"): kv_update,
         ("pagedom", "PagedAttention"): paged_attention,
+        ("pagedom", "TokenAttention"): token_attention,
     }
 )

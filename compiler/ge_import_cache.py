@@ -1,8 +1,8 @@
 """KVUpdate and PagedAttention as GE-IR: the operators that touch the paged cache.
 
 KVUpdate         ScatterPaKvCache (CANN >= 8.5), or two ScatterNdUpdate over slots
-PagedAttention   FusedInferAttentionScore in layout TND, or IncreFlashAttention in layout BSH for
-                 nodes that pass decode-step has marked; the cache as [P,S,K*D] (BnBsH)
+PagedAttention   FusedInferAttentionScore in layout TND; the cache as [P,S,K*D] (BnBsH)
+TokenAttention   IncreFlashAttention in layout BSH, a token as a sequence; the cache likewise
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import onnx_ir as ir
 from ..runtime.om_file.ge_graph import Node, TensorDesc
 from .ge_errors import GeImportError
 from .ge_import_ops import attribute as _attr
-from .lower.decode_step import DECODE
 
 if TYPE_CHECKING:
     from .ge_import import Importer
@@ -136,18 +135,16 @@ def _reshape(
 
 def paged_attention(importer: Importer, node: ir.Node) -> None:
     """Attention over the pages as [P,S,K*D]."""
-    decode = bool(_attr(node, DECODE, 0))
-    operator = "IncreFlashAttention" if decode else "FusedInferAttentionScore"
     if float(_attr(node, "softcap", 0.0)) != 0.0:
         raise GeImportError(
-            f"node {node.name} has softcap {_attr(node, 'softcap')}; {operator} has "
+            f"node {node.name} has softcap {_attr(node, 'softcap')}; FusedInferAttentionScore has "
             "no such attribute (op doc); --cache-write rows or `--emit onnx` can carry it"
         )
-    views = [_pages(importer, node, place) for place in (1, 2)]
-    if decode:
-        _incre(importer, node, views)
-    else:
-        importer.carry(node, _fused(importer, node, views))
+    importer.carry(node, _fused(importer, node, _views(importer, node)))
+
+
+def _views(importer: Importer, node: ir.Node) -> list[str]:
+    return [_pages(importer, node, place) for place in (1, 2)]
 
 
 def _pages(importer: Importer, node: ir.Node, place: int) -> str:
@@ -199,9 +196,10 @@ def _fused(importer: Importer, node: ir.Node, views: list[str]) -> Node:
     )
 
 
-def _incre(importer: Importer, node: ir.Node, views: list[str]) -> None:
-    """query [B,H,D] -> [B,1,H*D] -> IncreFlashAttention -> [B,H,D]; no mask: one row sees all."""
-    query, key_cache, _, table, _, lens = (importer.edge(v) for v in node.inputs)
+def token_attention(importer: Importer, node: ir.Node) -> None:
+    """query [T,H,D] -> [T,1,H*D] -> IncreFlashAttention -> [T,H,D]; no mask: one row sees all."""
+    views = _views(importer, node)
+    query, key_cache, _, table, lens = (importer.edge(v) for v in node.inputs)
     _, page_size, kv_heads, _ = importer.build.desc(key_cache).shape
     out = importer.desc(node.outputs[0])
     _, heads, dim = out.shape

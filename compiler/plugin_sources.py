@@ -24,6 +24,7 @@ VENDOR = "vendors/pagedom"
 SCHEMA = 1
 
 SCATTER_PA, SCATTER_ND = "scatter_pa", "scatter_nd"
+SCATTER_PA_OP = "ScatterPaKvCache"
 SCATTER_PA_SINCE = "8.5.0"  # prototype ScatterPaKvCache: absent from 8.1.RC1, present from 8.5.0
 PADDING_SLOT: Mapping[str, int] = MappingProxyType({SCATTER_PA: -1, SCATTER_ND: 0})
 _LEFT_OUT = {SCATTER_PA: "kv_update_scatter_nd.cc", SCATTER_ND: "kv_update.cc"}
@@ -73,10 +74,13 @@ class PluginManifest:
             ) from error
 
 
-def choose_cache_write(cann_version: str) -> str:
-    """Return the form of KVUpdate for a release of CANN; an unknown one is taken to be new."""
+def choose_cache_write(cann_version: str, writer: str = SCATTER_PA_OP) -> str:
+    """Return the form of KVUpdate for a release of CANN; an unknown one is taken to be new.
+
+    writer: the operator that writes pages on the target (`CacheWrite.op`).
+    """
     old = bool(cann_version) and version_key(cann_version) < version_key(SCATTER_PA_SINCE)
-    return SCATTER_ND if old else SCATTER_PA
+    return SCATTER_ND if old or writer != SCATTER_PA_OP else SCATTER_PA
 
 
 def check_cache_write(name: str) -> None:

@@ -10,12 +10,12 @@ from ..models.checkpoint import Checkpoint
 from ..models.config import ModelConfig
 from ..models.gguf_name import gguf_name
 from .atc_settings import DEFAULT_SETTINGS, AtcSettings, compiling_cann
+from .attention_form import COMPOSED, attention_form
 from .chip_form import (
     ChipForm,
     ChipModel,
     ChipOptions,
     default_max_batch,
-    is_composed,
     resolve_chip_form,
 )
 from .combination import Combination, CombinationOptions
@@ -192,7 +192,7 @@ def resolve_for(options: CompileOptions, config: ModelConfig, plan: bool = False
     choice = _choice(options, target, max_seq_len, release)
     combination = Combination(target, config, dtype, page_size, max_batch, choice)
     require_combination(combination)
-    composed = is_composed(target, options.cache_write)
+    composed = attention_form(target, options.cache_write) == COMPOSED
     width = table_width(target, max_seq_len, page_size, composed)
     model = ChipModel(target, config, dtype, page_size, max_seq_len, max_batch, width)
     chip = _form(options, model, fit=not plan)
@@ -269,7 +269,7 @@ def table_width(target: Target, max_seq_len: int, page_size: int, composed: bool
 def _choice(
     options: CompileOptions, target: Target, max_seq_len: int | None, cann: str | None
 ) -> CombinationOptions:
-    composed = is_composed(target, options.cache_write)
+    composed = attention_form(target, options.cache_write) == COMPOSED
     shapes = "range" if options.input_shape_range else "gears" if options.gears else None
     return CombinationOptions(
         executor=options.executor,

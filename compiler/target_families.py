@@ -52,6 +52,7 @@ _IFA = FusedAttention(
     max_row=Limit(65535, FIA_DOC + ": BnBsH cache (same layout)"),
     windows=False,
     window_source=IFA_DOC + ": no sparse_mode attribute",
+    documented_group=Limit(1, IFA_DOC + ": num_key_value_heads only 0 on 310P"),
 )
 
 _SCATTER_PA = CacheWrite(
@@ -162,7 +163,7 @@ ASCEND_310P = Family(
     dtypes=("float16",),
     dtype_source="no bf16 hardware on 310P; " + IFA_DOC + ": fp16 only",
     attention=_IFA,
-    prefill="composed",
+    prefill="IncreFlashAttention, each token as a sequence",
     cache_write=_SCATTER_ND,
     gears=_gears(100),
     features=_features(True, True, "8.1", "", _ANY_PLUGIN),

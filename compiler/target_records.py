@@ -62,6 +62,7 @@ class FusedAttention:
     windows: bool
     window_source: str
     cache_layout: str = "BnBsH"
+    documented_group: Limit = NO_LIMIT  # where the op doc promises less than max_group
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,26 @@ def cautions(combination: Combination) -> list[Violation]:
                     f"Recommended: {recommended_page_size(combination.pages)}.",
                 )
             )
-    return rows
+    return rows + _group_caution(combination)
+
+
+def _group_caution(combination: Combination) -> list[Violation]:
+    model, op = combination.geometry, combination.fused
+    group = model.num_heads // max(model.num_kv_heads, 1)
+    if op is None or op.documented_group.allows(group):
+        return []
+    return [
+        Violation(
+            "group-documented",
+            op.documented_group.source,
+            f"{group} query heads per KV head are more than the op doc promises for {op.op} on "
+            f"{combination.target.name}",
+            f"the doc has {op.documented_group.value}, {op.max_group.source} at most "
+            f"{op.max_group.value}",
+            "Compare the first answers with a CPU (run-om compare); --cache-write rows takes the "
+            "composed form, which does not use this operator.",
+        )
+    ]
 
 
 def rules_for(combination: Combination) -> tuple[Rule, ...]:

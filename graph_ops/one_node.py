@@ -56,6 +56,10 @@ def one_node_model(
 
 def _value(param: Param, dtype: str) -> ir.Value:
     letters = param.shape.replace("*", "N").split()
-    kinds = {"int32": ir.DataType.INT32, "float32": ir.DataType.FLOAT}
+    kinds = {
+        "int32": ir.DataType.INT32,
+        "int64": ir.DataType.INT64,
+        "float32": ir.DataType.FLOAT,
+    }
     kind = ir_type(dtype) if param.dtype == "T" else kinds[param.dtype]
     return ir.Value(name=param.name, shape=ir.Shape(letters), type=ir.TensorType(kind))

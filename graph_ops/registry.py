@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from . import kv_update, paged_attention, rms_norm, rotary, swiglu
+from . import kv_update, paged_attention, rms_norm, rotary, swiglu, token_attention
 from .schema import OpSchema
 
 
@@ -23,6 +23,6 @@ class Operator:
 OPERATORS: Mapping[str, Operator] = MappingProxyType(
     {
         module.SCHEMA.name: Operator(module.SCHEMA, module.function)
-        for module in (kv_update, paged_attention, rms_norm, rotary, swiglu)
+        for module in (kv_update, paged_attention, rms_norm, rotary, swiglu, token_attention)
     }
 )

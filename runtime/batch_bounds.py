@@ -40,7 +40,10 @@ class BatchBounds:
         # A source that the model does not read is one zero, which holds. The views of a step are
         # kept until its extents change, because most steps are of the size of the last one.
         self._slots = self._step_slots = self._sections.get("slot_mapping", _ZERO)
-        self._lens = self._step_lens = self._sections.get("kv_lens", _ZERO)
+        # Lengths are of sequences, or of tokens where each token is a sequence to the model.
+        self._token_lens = "kv_lens" not in self._sections
+        lens = "token_lens" if self._token_lens else "kv_lens"
+        self._lens = self._step_lens = self._sections.get(lens, _ZERO)
         self._extents = (-1, -1)
         self._first_slot = limits.page_size  # page 0 is the null page
         self._last_slot = num_pages * limits.page_size - 1
@@ -53,7 +56,8 @@ class BatchBounds:
         if extents != self._extents:
             self._extents = extents
             self._step_slots = self._slots[: batch.num_tokens]
-            self._step_lens = self._lens[: batch.num_seqs]
+            count = batch.num_tokens if self._token_lens else batch.num_seqs
+            self._step_lens = self._lens[:count]
         slots, lens = self._step_slots, self._step_lens
         return bool(
             slots.item(slots.argmax()) <= self._last_slot
@@ -78,6 +82,9 @@ class BatchBounds:
             return False
         ends = self._sections.get("seq_ends")
         if ends is not None and ends.item(batch.num_seqs - 1) != batch.num_tokens:
+            return False
+        seqs = self._sections.get("token_seqs", _ZERO)[: batch.num_tokens]
+        if seqs.item(seqs.argmax()) >= batch.num_seqs:
             return False
         wanted = self._sections.get("logits_rows", _ZERO)[: batch.num_logits]
         return int(wanted.item(wanted.argmax())) < batch.num_tokens

@@ -10,6 +10,8 @@ checks need nothing but arrays, so a snapshot can be made by hand in a test or f
 | cu_end         | cu_seqlens[-1] is T                                                            |
 | seq_ends       | seq_ends equals cu_seqlens[1:]                                                 |
 | kv_len         | kv_lens[b] is at least the query length of b, and its pages fit in a row       |
+| token_seq      | token_seqs[t] is the sequence whose tokens t is among                          |
+| token_len      | token_lens[t] is positions[t] + 1                                              |
 | position       | the last query token of b is at kv_lens[b] - 1, the others before it, in order |
 | page_range     | 0 <= page id < P                                                               |
 | null_page      | no token of a sequence lies in page 0                                          |
@@ -83,6 +85,8 @@ class BatchSnapshot:
     slot_mapping: Ints  # [T]
     logits_rows: Ints  # [R]
     seq_ends: Ints | None = None  # [B]
+    token_seqs: Ints | None = None  # [T]
+    token_lens: Ints | None = None  # [T]
 
     @classmethod
     def of(
@@ -108,11 +112,13 @@ class BatchSnapshot:
             page_shared=pool.shared_mask(),
             block_table=batch.table().copy(),
             cu_seqlens=views["cu_seqlens"] if "cu_seqlens" in views else _cu(step),
-            kv_lens=views["kv_lens"],
+            kv_lens=views["kv_lens"] if "kv_lens" in views else _kv_lens(step, rows),
             positions=views["positions"],
             slot_mapping=views["slot_mapping"],
             logits_rows=views["logits_rows"],
             seq_ends=views.get("seq_ends"),
+            token_seqs=views.get("token_seqs"),
+            token_lens=views.get("token_lens"),
         )
 
 
@@ -130,6 +136,7 @@ def violations_of(snapshot: BatchSnapshot) -> list[Violation]:
         found += _lengths(snapshot)
         found += _tables(snapshot)
         found += _tokens(snapshot)
+        found += _token_rows(snapshot)
     found += [
         Violation(
             "logits_row",
@@ -176,6 +183,21 @@ def _lengths(s: BatchSnapshot) -> Iterator[Violation]:
         b = int(np.searchsorted(s.cu_seqlens, t, side="right")) - 1
         text = f"token {t} of sequence {b} has position {s.positions[t]}, expected {expected[t]}"
         yield Violation("position", t, None, int(s.positions[t]), int(s.sequence_ids[b]), text)
+
+
+def _token_rows(s: BatchSnapshot) -> Iterator[Violation]:
+    """Check what says the same of each token as cu_seqlens and positions do."""
+    of_token = np.repeat(np.arange(s.sequence_ids.size), np.diff(s.cu_seqlens))
+    for rule, name, found, expected in (
+        ("token_seq", "token_seqs", s.token_seqs, of_token),
+        ("token_len", "token_lens", s.token_lens, s.positions + 1),
+    ):
+        if found is None:
+            continue
+        for t in np.flatnonzero(found != expected).tolist():
+            text = f"{name} is {found[t]} for token {t}, expected {expected[t]}"
+            owner = int(s.sequence_ids[of_token[t]])
+            yield Violation(rule, t, None, int(found[t]), owner, text)
 
 
 def _tables(s: BatchSnapshot) -> Iterator[Violation]:
@@ -233,3 +255,8 @@ def _expected_positions(s: BatchSnapshot) -> Ints:
 def _cu(step: Step) -> Ints:
     widths = [1] * step.num_decode + [chunk.width for chunk in step.chunks]
     return np.concatenate([[0], np.cumsum(widths)])
+
+
+def _kv_lens(step: Step, rows: SequenceRows) -> Ints:
+    ends = [chunk.start + chunk.width for chunk in step.chunks]
+    return np.concatenate([rows.num_computed[step.decode] + 1, ends]).astype(np.int64)

@@ -88,7 +88,8 @@ def _null_pages(cache: KvCache) -> list[tuple[str, int]]:
 
 def _fill(batch: PackedBatch, slot: int) -> None:
     batch.num_tokens = batch.num_seqs = batch.num_logits = 1
-    values = {"slot_mapping": slot, "positions": slot, "kv_lens": slot + 1, "seq_ends": 1}
+    lens = dict.fromkeys(("kv_lens", "token_lens"), slot + 1)
+    values = {"slot_mapping": slot, "positions": slot, "seq_ends": 1, **lens}
     for source in batch.sources:
         view = batch.view(source)
         view[:] = (0, 1) if source == "cu_seqlens" else values.get(source, 0)

@@ -28,6 +28,8 @@ STEP_SOURCES = (
     "cu_seqlens",
     "seq_ends",
     "kv_lens",
+    "token_seqs",
+    "token_lens",
     "logits_rows",
 )
 LAYER_CACHE_SOURCES = ("key_cache", "value_cache")  # with ".<layer>" behind

@@ -1,6 +1,6 @@
 """The small inputs of one step, packed without padding into one staging buffer.
 
-    | input_ids | positions | slot_mapping | cu_seqlens | seq_ends | kv_lens | logits_rows | table |
+    | input_ids | positions | slot_mapping | cu_seqlens | … | kv_lens | … | logits_rows | table |
 
 Every section starts at a multiple of 64 bytes, with the gap behind it that CANN wants between
 blocks of one allocation, and has room for the largest step, so addresses never change, nothing is
@@ -18,6 +18,8 @@ Meaning (T tokens, B sequences, R rows of logits, M pages a sequence):
 | cu_seqlens   | [B+1] | cumulative QUERY lengths of this step: starts with 0, ends with T|
 | seq_ends     | [B]   | cu_seqlens without its 0: what FusedInferAttentionScore wants    |
 | kv_lens      | [B]   | tokens visible to each sequence, this step's included            |
+| token_seqs   | [T]   | row of each token's sequence in the table                        |
+| token_lens   | [T]   | tokens visible to each token: its position + 1                   |
 | logits_rows  | [R]   | the tokens whose logits are wanted                               |
 """
 
@@ -49,11 +51,14 @@ DEFAULT_DTYPES = MappingProxyType(
         "cu_seqlens": "int32",
         "seq_ends": "int64",
         "kv_lens": "int32",
+        "token_seqs": "int32",
+        "token_lens": "int64",
         "logits_rows": "int32",
         "block_table": "int32",
     }
 )
 SOURCES = tuple(DEFAULT_DTYPES)  # in the order of the sections
+_PER_TOKEN = frozenset({"input_ids", "positions", "slot_mapping", "token_seqs", "token_lens"})
 
 
 class SourceBinding(Protocol):
@@ -79,7 +84,7 @@ class BatchLimits:
 
     def capacity(self, source: str) -> int:
         """Return the most elements of a source."""
-        if source in ("input_ids", "positions", "slot_mapping"):
+        if source in _PER_TOKEN:
             return self.max_tokens
         if source == "block_table":
             return self.max_seqs * self.table_width
@@ -177,7 +182,7 @@ class PackedBatch:
 
     def extent(self, source: str) -> int:
         """Return how many elements of a source the step uses."""
-        if source in ("input_ids", "positions", "slot_mapping"):
+        if source in _PER_TOKEN:
             return self.num_tokens
         if source == "block_table":
             return self.num_seqs * self.layout.limits.table_width
@@ -226,6 +231,8 @@ class PackedBatch:
             ("seq_ends", b, num_seqs, num_tokens),
             ("kv_lens", b, num_seqs, 0),
             ("kv_lens", b, min(b + 1, num_seqs), visible),
+            ("token_seqs", t, num_tokens, b),
+            ("token_lens", t, num_tokens, 1),
             ("logits_rows", r, num_logits, 0),
         ):
             if source in self._full:
@@ -260,9 +267,11 @@ class PackedBatch:
                 new = step.pages.seqs < n
                 page_size = self.layout.limits.page_size
                 slots[step.pages.seqs[new]] = step.pages.ids[new] * page_size
-        kv_lens = self._full.get("kv_lens")
-        if kv_lens is not None:
-            np.add(computed, 1, out=kv_lens[:n], casting="same_kind")
+        self._put("token_seqs", self._ramp[:n])
+        for source in ("kv_lens", "token_lens"):
+            lens = self._full.get(source)
+            if lens is not None:
+                np.add(computed, 1, out=lens[:n], casting="same_kind")
 
     def _fill_chunks(self, step: Step, rows: SequenceRows) -> None:
         n, page_size = step.num_decode, self.layout.limits.page_size
@@ -286,6 +295,10 @@ class PackedBatch:
                 full["slot_mapping"][at:stop] = pages * page_size + positions % page_size
             if "kv_lens" in full:
                 full["kv_lens"][i] = chunk.start + chunk.width
+            if "token_seqs" in full:
+                full["token_seqs"][at:stop] = i
+            if "token_lens" in full:
+                np.add(positions, 1, out=full["token_lens"][at:stop], casting="same_kind")
             if chunk.samples:
                 logits.append(at + chunk.length - 1)
             ends.append(stop)

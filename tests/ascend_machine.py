@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,10 +63,15 @@ def prepare(
         compiler = root / "quick-g++"
         compiler.write_text(_COMPILER.format(python=sys.executable, keys=text))
         compiler.chmod(0o755)
-        options = plugin.PluginOptions(compiler=str(compiler), cmake=False)
-        quick = partial(plugin.build_plugin, options=options)
+        quick = partial(_built_by, str(compiler), plugin.build_plugin)
         monkeypatch.setattr("pagedom.compiler.chip_compile.build_plugin", quick)
     return AscendMachine(root)
+
+
+def _built_by(
+    compiler: str, real: Callable[..., Any], *args: Any, options: plugin.PluginOptions
+) -> Any:
+    return real(*args, options=replace(options, compiler=compiler, cmake=False))
 
 
 def _cached(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,12 +14,25 @@ from pagedom.runtime.backend import ModelFacts
 from pagedom.runtime.engine_core import EngineCore
 from pagedom.runtime.engine_options import EngineOptions
 from pagedom.runtime.kv_cache import KvCacheSpec
+from pagedom.runtime.manifest import Binding
 from pagedom.runtime.packed_batch import BatchLayout, PackedBatch
 from pagedom.runtime.request import Request
 from pagedom.runtime.sampling_params import SamplingParams
 
 VOCAB = 97
 UNWRITTEN = -1
+TOKEN_BINDINGS = tuple(
+    Binding(source, source, dtype, shape)
+    for source, dtype, shape in (
+        ("input_ids", "int32", ("T",)),
+        ("positions", "int32", ("T",)),
+        ("slot_mapping", "int32", ("T",)),
+        ("block_table", "int32", ("B", "M")),
+        ("token_seqs", "int32", ("T",)),
+        ("token_lens", "int64", ("T",)),
+        ("logits_rows", "int32", ("R",)),
+    )
+)
 
 
 def next_token(tokens: Sequence[int]) -> int:
@@ -63,13 +76,16 @@ class ClosedFormBackend:
         max_seq_len: int = 64,
         eos_ids: tuple[int, ...] = (),
         device_argmax: bool = True,
+        per_token: bool = False,
     ) -> None:
+        """per_token: reads what a model reads to which each token is a sequence (310P)."""
         self.facts = ModelFacts(
             vocab_size=VOCAB,
             max_seq_len=max_seq_len,
             table_width=-(-max_seq_len // page_size),
             cache=KvCacheSpec(1, 1, 128, "int8", page_size),
             eos_ids=eos_ids,
+            bindings=TOKEN_BINDINGS if per_token else None,
         )
         self.device_argmax = device_argmax
         self.page_size = page_size
@@ -106,20 +122,25 @@ class ClosedFormBackend:
         written = b["slot_mapping"] >= 0
         self.tokens[b["slot_mapping"][written]] = b["input_ids"][written]
         self.places[b["slot_mapping"][written]] = b["positions"][written]
-        ends = b["cu_seqlens"][1:]
-        assert np.array_equal(ends, b["seq_ends"])
-        return ClosedFormOutput(
-            np.array([self._row(b, ends, row) for row in b["logits_rows"].tolist()], np.int32),
-            self.device_argmax,
-        )
+        seen = self._by_sequence if "kv_lens" in b else self._by_token
+        rows = [self._row(b, *seen(b, row)) for row in b["logits_rows"].tolist()]
+        return ClosedFormOutput(np.array(rows, np.int32), self.device_argmax)
 
     def close(self) -> None:
         self.closed += 1
 
-    def _row(self, b: dict[str, np.ndarray], ends: np.ndarray, row: int) -> int:
-        """Attend: row i of a sequence sees positions 0 .. kv_len - q_len + i."""
+    def _by_sequence(self, b: dict[str, np.ndarray], row: int) -> tuple[int, int]:
+        """Row i of a sequence sees positions 0 .. kv_len - q_len + i."""
+        ends = b["cu_seqlens"][1:]
+        assert np.array_equal(ends, b["seq_ends"])
         seq = int(np.searchsorted(ends, row, side="right"))
-        visible = int(b["kv_lens"][seq]) - int(ends[seq]) + row + 1
+        return seq, int(b["kv_lens"][seq]) - int(ends[seq]) + row + 1
+
+    def _by_token(self, b: dict[str, np.ndarray], row: int) -> tuple[int, int]:
+        return int(b["token_seqs"][row]), int(b["token_lens"][row])
+
+    def _row(self, b: dict[str, np.ndarray], seq: int, visible: int) -> int:
+        """Attend to the first `visible` tokens of a sequence."""
         at = np.arange(visible)
         slots = b["block_table"][seq, at // self.page_size] * self.page_size + at % self.page_size
         tokens, places = self.tokens[slots], self.places[slots]

@@ -239,6 +239,8 @@ class Run:
             "cu_seqlens": [0, *ends],
             "seq_ends": ends,
             "kv_lens": kv_lens,
+            "token_seqs": np.repeat(np.arange(len(ends)), np.diff([0, *ends])),
+            "token_lens": np.array(positions) + 1,
             "logits_rows": logits_rows,
         }
         return {name: np.array(value) for name, value in named.items()}

@@ -3,7 +3,8 @@
 The plugin sees a node's attributes and nothing of its shapes (they are inferred after parsing), and
 a float reaches it with six digits (graph_ops/ascend/attribute_json.h). So, before ATC:
 
-1. PagedAttention  int num_heads, num_key_value_heads, head_dim, block_size; scale_bits
+1. PagedAttention, TokenAttention
+                   int num_heads, num_key_value_heads, head_dim, block_size; scale_bits
 2. KVUpdate        int num_key_value_heads, head_dim, block_size
 3. RmsNorm         epsilon_bits
 4. Rotary          its angles, float32 [T,D], become [T,1,D] in the dtype of x, once for all nodes;
@@ -62,7 +63,7 @@ def float_bits(value: float) -> int:
     return int(struct.unpack("<I", struct.pack("<f", value))[0])
 
 
-def _paged_attention(node: ir.Node) -> dict[str, int]:
+def _attention(node: ir.Node) -> dict[str, int]:
     _, heads, _ = _shape(node, 0, 3)
     return {"num_heads": _fixed(node, 0, heads), "scale_bits": _bits(node, "scale")} | _cache(node)
 
@@ -81,7 +82,8 @@ def _nothing(node: ir.Node) -> dict[str, int]:
 
 _WRITERS: Mapping[str, Callable[[ir.Node], dict[str, int]]] = MappingProxyType(
     {
-        "PagedAttention": _paged_attention,
+        "PagedAttention": _attention,
+        "TokenAttention": _attention,
         "KVUpdate": _kv_update,
         "RmsNorm": _rms_norm,
         "Rotary": _nothing,

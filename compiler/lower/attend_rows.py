@@ -1,4 +1,4 @@
-"""One layer's attention in base operators over rows of keys and values: the part all forms share.
+"""One layer's attention in base operators over rows of keys and values.
 
     query [T,H,D]    ─> [1,K,G*T,D] ─┐
     keys [B,C,K,D]   ─> [B,K,D,C]  ──┴> scores [B,K,G*T,C] ─> mask ─> softmax ─┐

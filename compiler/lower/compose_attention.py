@@ -73,9 +73,9 @@ class _Composer:
         first = Tape(graph, layers[0].update, "/step")
         pool = self._swap_inputs(table_width)
         step = StepInputs.of(graph, table_width, sizes.page_size)
-        self.tables = StepTables(first, step, self.heads.group, new_columns=True)
+        self.tables = StepTables(first, step, self.heads.group)
         self.rows = first.reshape("pool_rows", pool, (-1, sizes.row), [None, sizes.row])
-        self.index = self.tables.row_index(step.block_table, 2 * sizes.layers)
+        self.index = self.tables.row_index(2 * sizes.layers)
         pair = [self.tables.own_token, first.ints(2, 3)]
         self.own_token = first.op("Unsqueeze", "own_rows", pair, ["B", "T", 1, 1])
         for layer in layers:  # masks of all windows in front of the first layer

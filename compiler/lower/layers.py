@@ -1,4 +1,4 @@
-"""Where a model's layers touch the cache: one KVUpdate and its PagedAttention each."""
+"""Where a model's layers touch the cache: one KVUpdate and its attention each."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from .infra import PassError, PassResult, Skip
 
 KEY, KEY_CACHE, SLOTS, VALUE, VALUE_CACHE = range(5)  # inputs of KVUpdate
 QUERY, KEYS, VALUES, TABLE, CU_SEQLENS, KV_LENS = range(6)  # inputs of PagedAttention
+ATTENTION = ("PagedAttention", "TokenAttention")  # the second: by pass token-attention
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _layer(inputs: dict[str, ir.Value], number: int) -> CacheLayer | str:
     if len(readers) != 1:
         return f"{len(readers)} nodes read the pages of {update.name}, must be one PagedAttention"
     attention = readers.pop()
-    if attention.op_type != "PagedAttention":
+    if attention.op_type not in ATTENTION:
         return f"{attention.name} ({attention.op_type}) reads the pages of {update.name}"
     given = (attention.inputs[KEYS], attention.inputs[VALUES])
     if given != tuple(update.outputs):

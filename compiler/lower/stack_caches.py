@@ -81,7 +81,7 @@ class _Stacker:
     def __init__(self, graph: ir.Graph, sizes: CacheGeometry, num_pages: int) -> None:
         self.graph, self.sizes, self.num_pages = graph, sizes, num_pages
         inputs = {str(value.name): value for value in graph.inputs}
-        self.slots, self.table = inputs["slot_mapping"], inputs["block_table"]
+        self.slots = inputs["slot_mapping"]
         self.shape = (sizes.layers * num_pages, sizes.page_size, sizes.kv_heads, sizes.dim)
         self.is_real: ir.Value | None = None
 
@@ -111,10 +111,11 @@ class _Stacker:
     def _table(self, layer: CacheLayer) -> ir.Value:
         pages = layer.number * self.num_pages
         offset = constant(self.graph, f"pages.{pages}", np.array(pages, np.int32))
-        shape = dims(self.table)
+        table = layer.attention.inputs[TABLE]
+        assert table is not None
         name = f"/layers.{layer.number}/attn/block_table/Add"
-        inputs = [self.table, offset]
-        return self._insert(layer, make_node("Add", name, inputs, shape, ir.DataType.INT32))
+        made = make_node("Add", name, [table, offset], dims(table), ir.DataType.INT32)
+        return self._insert(layer, made)
 
     def _slots(self, layer: CacheLayer) -> ir.Value:
         """Padding keeps its -1: a slot moved into the pool would be written."""

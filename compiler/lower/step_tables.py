@@ -3,11 +3,9 @@
 Every row meets the columns of every sequence and keeps the result of its own. The columns of
 sequence b, with N = M*S positions of its pages, are
 
-    | positions 0 .. N-1 of its pages | this step's T tokens |      new columns: C = N + T
+    | positions 0 .. N-1 of its pages | this step's T tokens |      C = N + T
       those before the step, position    those of sequence b
       < past = kv_len - q_len
-    | positions 0 .. N-1 of its pages |                             else: C = N
-      those in the pages after the step's write, position < kv_len
 
 A column that is not the sequence's own stands at position FAR, so one comparison (two with a
 window) serves past and new tokens, packed sequences, chunks and padding:
@@ -61,13 +59,11 @@ class StepInputs:
 class StepTables:
     """Makes the tables at their first use; `group` G = query heads of a key/value head."""
 
-    def __init__(self, tape: Tape, inputs: StepInputs, group: int, *, new_columns: bool) -> None:
+    def __init__(self, tape: Tape, inputs: StepInputs, group: int) -> None:
         self.tape, self.inputs, self.group = tape, inputs, group
-        self.new_columns = new_columns
         self.width = inputs.table_width * inputs.page_size  # N
         self._seen: dict[int, ir.Value] = {}
         self._used: dict[int, ir.Value] = {}
-        self._row_index: dict[str, ir.Value] = {}
         self._sequences()
         self._columns()
 
@@ -102,24 +98,20 @@ class StepTables:
             self._used[window] = tape.reshape(f"used_rows.{window}", used, target, shape)
         return self._used[window]
 
-    def row_index(self, table: ir.Value, stride: int, tape: Tape | None = None) -> ir.Value:
-        """int32 [B*N]: row of every position of a table's pages, `stride` rows a token.
+    def row_index(self, stride: int) -> ir.Value:
+        """int32 [B*N]: row of every position of the pages in the pool seen as [P*S*2L, K*D].
 
-        In the pool of rows seen as [P*S*2L, K*D] the stride is 2L, and layer l adds 2l for K and
-        2l+1 for V; in a cache seen as [P*S, K*D] it is 1.
+        A token has `stride` = 2L rows; layer l adds 2l for K and 2l+1 for V.
         """
-        name = str(table.name)
-        if name not in self._row_index:
-            tape, width = tape or self.tape, self.inputs.table_width
-            page_size = self.inputs.page_size
-            pages = tape.reshape("pages", table, (-1, width, 1), ["B", width, 1])
-            rows = [pages, tape.int32(page_size * stride)]
-            first = tape.op("Mul", "page_rows", rows, ["B", width, 1])
-            offsets = (np.arange(page_size, dtype=np.int32) * stride).reshape(1, 1, page_size)
-            within = tape.array(f"page_offsets.{page_size}x{stride}", offsets)
-            index = tape.op("Add", "token_rows", [first, within], ["B", width, page_size])
-            self._row_index[name] = tape.reshape("row_index", index, (-1,), [None])
-        return self._row_index[name]
+        tape, width = self.tape, self.inputs.table_width
+        page_size = self.inputs.page_size
+        pages = tape.reshape("pages", self.inputs.block_table, (-1, width, 1), ["B", width, 1])
+        rows = [pages, tape.int32(page_size * stride)]
+        first = tape.op("Mul", "page_rows", rows, ["B", width, 1])
+        offsets = (np.arange(page_size, dtype=np.int32) * stride).reshape(1, 1, page_size)
+        within = tape.array("page_offsets", offsets)
+        index = tape.op("Add", "token_rows", [first, within], ["B", width, page_size])
+        return tape.reshape("row_index", index, (-1,), [None])
 
     def _sequences(self) -> None:
         """Which tokens [B,T] and rows [B,1,G*T,1] are a sequence's own, and its past [B,1]."""
@@ -150,19 +142,16 @@ class StepTables:
         far = tape.int32(FAR)
         triple = [self.written, self.position_line, far]
         columns = tape.op("Where", "page_position", triple, ["B", width], INT32)
-        if self.new_columns:
-            triple = [self.own_token, self.inputs.positions, far]
-            new = tape.op("Where", "new_position", triple, ["B", "T"], INT32)
-            columns = tape.op("Concat", "column_line", [columns, new], ["B", None], axis=1)
+        triple = [self.own_token, self.inputs.positions, far]
+        new = tape.op("Where", "new_position", triple, ["B", "T"], INT32)
+        columns = tape.op("Concat", "column_line", [columns, new], ["B", None], axis=1)
         shape: Shape = ["B", 1, 1, None]
         self.column_pos = tape.op("Unsqueeze", "column_position", [columns, tape.ints(1, 2)], shape)
 
     def _written(self) -> ir.Value:
-        """bool [B,N]: positions that hold a token of the sequence."""
-        tape, limit = self.tape, self.past
-        if not self.new_columns:
-            limit = tape.reshape("kv_lens_column", self.inputs.kv_lens, (-1, 1), ["B", 1])
-        return tape.op("Less", "written", [self.position_line, limit], ["B", self.width], BOOL)
+        """bool [B,N]: positions that hold a token of an earlier step."""
+        pair = [self.position_line, self.past]
+        return self.tape.op("Less", "written", pair, ["B", self.width], BOOL)
 
     def _inside(
         self, what: str, tokens: ir.Value, start: ir.Value, end: ir.Value, extent: str | None

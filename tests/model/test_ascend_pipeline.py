@@ -103,9 +103,27 @@ def test_an_older_cann_scatters_by_slot(machine: AscendMachine, model: Path) -> 
     assert manifest.tools["cann"] == "8.1.RC1"
 
 
+def test_tokens_with_gears(machine: AscendMachine, model: Path) -> None:
+    """310P: one graph for prompts and single tokens, written by ScatterNdUpdate."""
+    out = compiled(machine, model, P3)
+    manifest = manifest_of(out)
+    tokens = ["slot_mapping", "block_table", "token_seqs", "token_lens", "logits_rows"]
+    pools = ["key_pool", "value_pool"]
+    assert sources(manifest) == ["input_ids", "positions", *tokens, *pools]
+    assert [each.role for each in manifest.outputs] == ["logits", "argmax"]
+    assert (manifest.dtype, manifest.padding_slot) == ("float16", 0)
+    assert manifest.gears[-1] == {"T": 24, "B": 4, "R": 4}
+    assert [each.shape for each in manifest.inputs[4:6]] == [("T",), ("T",)]
+    cmdline = describe_om(out / "model.om").cmdline
+    assert "--tiling_schedule_optimize=1" in cmdline
+    assert "token_lens:-1" in cmdline
+    (plugin,) = (machine.cache / "plugin").glob("*/vendors/pagedom/pagedom_plugin.json")
+    assert json.loads(plugin.read_text())["cache_write"] == "scatter_nd"
+
+
 @pytest.mark.parametrize(("target", "dtype"), [(P3, "float16"), (B4, "bfloat16")])
 def test_composed_with_gears(machine: AscendMachine, model: Path, target: str, dtype: str) -> None:
-    out = compiled(machine, model, target)
+    out = compiled(machine, model, target, "--cache-write", "rows")
     manifest = manifest_of(out)
     assert sources(manifest) == ["input_ids", "positions", *ROWS_INPUTS, "kv_rows_pool"]
     assert [each.role for each in manifest.outputs] == ["logits", "argmax", "new_rows"]

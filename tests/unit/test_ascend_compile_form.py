@@ -65,14 +65,55 @@ def test_fused_targets_get_planned_gears_for_every_step(config: ModelConfig) -> 
         assert request.dtype == "bfloat16"
 
 
-@pytest.mark.parametrize(("target", "dtype"), [(P3, "float16"), (B4, "bfloat16")])
-def test_composed_targets_get_small_steps(config: ModelConfig, target: str, dtype: str) -> None:
-    request = decide(config, target)
+@pytest.mark.parametrize(
+    ("target", "dtype", "given"),
+    [(B4, "bfloat16", {}), (P3, "float16", {"cache_write": "rows"})],
+)
+def test_composed_targets_get_small_steps(
+    config: ModelConfig, target: str, dtype: str, given: dict[str, Any]
+) -> None:
+    request = decide(config, target, **given)
     assert request.form.cache_write == "rows"
     assert request.max_batch == 4
     assert request.form.gears[-1] == (128, 5)
     assert request.table_width == 16  # nothing gathered for nothing
     assert request.dtype == dtype
+
+
+def test_310p_takes_as_many_tokens_as_its_operator_has_sequences(config: ModelConfig) -> None:
+    request = decide(config, P3)
+    form = request.form
+    assert (form.cache_write, request.dtype, request.max_batch) == ("inplace", "float16", 64)
+    assert form.gears[-1] == (256, 65)
+    assert request.table_width == 32
+    assert decide(config, P3, max_batch_tokens=100).form.gears[-1] == (100, 65)
+    assert decide(config, P3, max_batch=200).form.gears[-1][0] == 256
+    rule = r"at most 256 on Ascend310P3, where each token of a step is a sequence to Incre.*310P"
+    for given in (
+        {"max_batch_tokens": 257},
+        {"gears": "64,9;257,9"},
+        {"gears": "300,9"},
+        {"input_shape_range": True},
+    ):
+        with pytest.raises(FormError, match=rule):
+            decide(config, P3, **given)
+    rows = {"cache_write": "rows"}
+    assert decide(config, P3, input_shape_range=True, **rows).form.gears == ()
+    assert decide(config, P3, max_batch_tokens=300, **rows).form.gears[-1][0] == 300
+    with pytest.raises(CombinationError, match=r"max_batch 257 .* must be at most 256"):
+        decide(config, P3, max_batch=257)
+
+
+def test_310p_tells_what_the_op_doc_does_not_promise(config: ModelConfig) -> None:
+    (warning,) = decide(config, P3).warnings
+    assert "2 query heads per KV head are more than the op doc promises" in warning
+    heads = dataclasses.replace(config, num_kv_heads=config.num_heads)
+    assert decide(heads, P3).warnings == ()
+    assert decide(config, P3, cache_write="rows").warnings == ()
+    windows = dataclasses.replace(config, windows=(9, -1))
+    with pytest.raises(CombinationError, match=r"sliding window of 9 .*--cache-write rows"):
+        decide(windows, P3)
+    assert decide(windows, P3, cache_write="rows").form.cache_write == "rows"
 
 
 def test_rows_on_request(config: ModelConfig) -> None:
@@ -166,8 +207,8 @@ def test_what_no_operator_can_do_is_refused(config: ModelConfig) -> None:
             decide(model, target, **more)
     # The composed form has no such limits.
     assert decide(deep, A2, cache_write="rows").form.cache_write == "rows"
-    with pytest.raises(FormError, match="--cache-write inplace: on Ascend310P3"):
-        decide(config, P3, cache_write="inplace")
+    with pytest.raises(CombinationError, match="writing the cache in place does not work on"):
+        decide(config, B4, cache_write="inplace")
 
 
 def test_a_release_that_is_too_old(config: ModelConfig) -> None:

@@ -37,6 +37,11 @@ CASES = [
     ("seq_ends", -1, 77, "seq_ends", False),
     ("logits_rows", 0, 99, "logits_row", False),
     ("logits_rows", 0, -1, "logits_row", False),
+    # of a model to which each token is a sequence
+    ("token_lens", 0, 10**6, "token_len", True),
+    ("token_lens", 0, -5, "token_len", True),
+    ("token_seqs", 0, 99, "token_seq", False),
+    ("token_seqs", 1, -1, "token_seq", False),
 ]
 
 
@@ -49,7 +54,7 @@ def test_a_batch_out_of_bounds_never_reaches_the_device(
     monkeypatch, source, index, value, rule, at_step
 ):
     spoil(monkeypatch, source, index, value, at_step)
-    backend = ClosedFormBackend()
+    backend = ClosedFormBackend(per_token=source.startswith("token_"))
     core = make_core(backend, checked=False)
     hit = [submit(core, prompt, 6) for prompt in PROMPTS]
     for _ in range(at_step + 1):
@@ -75,8 +80,9 @@ def test_the_full_check_names_row_value_owner_and_rule(monkeypatch):
     assert "slot 1000000" in str(request.error)
 
 
+@pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"cache": "contiguous"}, {"num_pages": 9}])
-def test_sound_batches_hold(monkeypatch, settings):
+def test_sound_batches_hold(monkeypatch, settings, per_token):
     """Every batch that the full check lets pass is within its bounds."""
     held = []
     hold = BatchBounds.hold
@@ -86,7 +92,8 @@ def test_sound_batches_hold(monkeypatch, settings):
         return held[-1]
 
     monkeypatch.setattr(BatchBounds, "hold", watched)
-    core = make_core(checked=False, max_batch=3, max_batch_tokens=8, **settings)
+    backend = ClosedFormBackend(per_token=per_token)
+    core = make_core(backend, checked=False, max_batch=3, max_batch_tokens=8, **settings)
     requests = [submit(core, prompt, 9) for prompt in [*PROMPTS, *PROMPTS]]
     run(core)
     assert all(held)

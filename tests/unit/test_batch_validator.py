@@ -30,6 +30,8 @@ def snapshot() -> BatchSnapshot:
         slot_mapping=np.array([8, 9, 10, 17]),
         logits_rows=np.array([2, 3]),
         seq_ends=np.array([3, 4]),
+        token_seqs=np.array([0, 0, 0, 1]),
+        token_lens=np.array([5, 6, 7, 6]),
     )
 
 
@@ -54,6 +56,9 @@ def test_a_right_batch_has_no_violation():
         ("kv_lens", 0, 2, "kv_len", 7),
         ("kv_lens", 1, 13, "kv_len", 8),
         ("positions", 3, 6, "position", 8),
+        ("token_seqs", 3, 0, "token_seq", 8),
+        ("token_seqs", 0, 1, "token_seq", 7),
+        ("token_lens", 2, 8, "token_len", 7),
         ("block_table", (0, 1), 9, "page_range", 7),
         ("block_table", (0, 1), -1, "page_range", 7),
         ("block_table", (1, 0), 0, "null_page", 8),

@@ -35,6 +35,8 @@ def test_padding_is_a_dummy_sequence_on_the_null_page_and_empty_ones():
     assert batch.view("seq_ends").tolist() == [3, 9, 16, 16, 16]
     assert batch.view("kv_lens").tolist() == [3, 6, 7, 0, 0]
     assert batch.view("slot_mapping")[9:].tolist() == [-1] * 7
+    assert batch.view("token_seqs").tolist() == [0] * 3 + [1] * 6 + [2] * 7
+    assert batch.view("token_lens").tolist() == [1, 2, 3, 1, 2, 3, 4, 5, 6] + [1] * 7
     assert batch.view("logits_rows").tolist() == [2, 8, 0, 0, 0]
     assert np.array_equal(batch.view("block_table")[:2], table)
     assert not batch.view("block_table")[2:].any()

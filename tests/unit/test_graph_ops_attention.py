@@ -161,6 +161,35 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+def as_tokens(case: Case) -> dict[str, np.ndarray]:
+    """The same step with each token as a sequence of its own."""
+    q_lens = np.diff(case.inputs["cu_seqlens"])
+    starts = case.inputs["kv_lens"] - q_lens - case.inputs["cu_seqlens"][:-1]
+    positions = np.arange(q_lens.sum()) + np.repeat(starts, q_lens)
+    return {
+        **{name: case.inputs[name] for name in NAMES[:3]},
+        "token_tables": np.repeat(case.inputs["block_table"], q_lens, axis=0),
+        "token_lens": positions + 1,
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases())
+def test_token_attention_is_attention_of_single_tokens(case: Case) -> None:
+    case.attributes |= {"window": -1, "softcap": 0.0, "scale": 0.5}
+    expected = plain_attention(case)[: case.real_tokens]
+    got = _token_session().run(None, as_tokens(case))[0][: case.real_tokens]
+    np.testing.assert_allclose(got, expected, atol=3e-6)
+
+
+@cache
+def _token_session() -> onnxruntime.InferenceSession:
+    model = one_node_model("TokenAttention", "float32", {"scale": 0.5})
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+
+
 @settings(max_examples=60, deadline=None)
 @given(cases())
 def test_all_four_agree_with_plain_loops(case: Case) -> None:

@@ -18,7 +18,11 @@ ATC_PARSES = (
     "Mul Neg Range ReduceMean ReduceSum Reshape ScatterND Shape Sigmoid Slice Softmax Sqrt Squeeze "
     "Sub Tanh Transpose Unsqueeze Where"
 )
-ATTRIBUTES = {"RmsNorm": {"epsilon": 1e-5}, "PagedAttention": {"scale": 0.5}}
+ATTRIBUTES = {
+    "RmsNorm": {"epsilon": 1e-5},
+    "PagedAttention": {"scale": 0.5},
+    "TokenAttention": {"scale": 0.5},
+}
 ATTENTION = [(7, 4, 8), (9, 16, 2, 8), (9, 16, 2, 8), (3, 5), (4,), (3,)]
 TYPES = ["float16"] * 3 + ["int32"] * 3
 

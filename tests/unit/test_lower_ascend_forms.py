@@ -6,25 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lowered_model import CONFIGS, NUM_PAGES, TABLE_WIDTH, TRACE, Run, lower_by
+from lowered_model import CONFIGS, NUM_PAGES, TABLE_WIDTH, Run, lower_by
 
-from pagedom.compiler.ascend_lowering import (
-    AtcLowering,
-    decode_passes,
-    fused_passes,
-    prefill_passes,
-)
-from pagedom.compiler.lower.decode_step import DecodeLimits, DecodeStep
-from pagedom.compiler.lower.onnx_infra import OnnxPass
+from pagedom.compiler.ascend_lowering import AtcLowering, fused_passes, token_passes
+from pagedom.compiler.lower.token_attention import TokenLimits
 
 GEARED = AtcLowering(TABLE_WIDTH, NUM_PAGES, ((4, 4), (24, 4)))
 STATIC = AtcLowering(TABLE_WIDTH, NUM_PAGES, ((4, 4),))
-ANY_FLOAT = DecodeLimits(dtypes=("float32",))  # the oracle computes what a chip would in float16
-
-
-def in_float32(passes: list[OnnxPass]) -> list[OnnxPass]:
-    """Let the decode pass take the test's float32."""
-    return [DecodeStep(ANY_FLOAT) if isinstance(p, DecodeStep) else p for p in passes]
+ANY_FLOAT = TokenLimits(
+    ("float32",), 128, 16, 32
+)  # the oracle computes what a chip would in float16
 
 
 def near(found: np.ndarray, wanted: np.ndarray) -> None:
@@ -46,30 +37,14 @@ def test_fused(tmp_path: Path, name: str, options: AtcLowering, writer: str) -> 
 
 @pytest.mark.parametrize("name", ["gqa", "mha"])
 @pytest.mark.parametrize("page_size", [16, 128])
-def test_310p_prefill_and_decode_share_a_cache(tmp_path: Path, name: str, page_size: int) -> None:
-    """Two graphs take turns on one cache: composed for prompts, IncreFlashAttention for tokens."""
-    config, writer = CONFIGS[name], "ScatterNdUpdate"
-    passes = {"prefill": prefill_passes(GEARED), "decode": in_float32(decode_passes(GEARED))}
-    runs = {
-        phase: Run("oracle", lower_by(each, config, page_size, tmp_path / f"{phase}.om", writer))
-        for phase, each in passes.items()
-    }
-    prefill, decode = runs["prefill"], runs["decode"]
-    decode.caches, decode.lengths = prefill.caches, prefill.lengths
-    # One cache of two executors: the second must not take it for a new one and poison it.
-    decode.executor._seen_caches = prefill.executor._seen_caches
-    kinds = {node.type for node in decode.lowered.graph.build.graph.nodes}
-    assert "IncreFlashAttention" in kinds
-    for step in TRACE:
-        alone = all(count == 1 for _, count in step)
-        run = decode if alone else prefill
-        near(run.step(step), run.wanted(step))
-
-
-def test_310p_prefill_with_windows(tmp_path: Path) -> None:
-    passes = prefill_passes(GEARED)
-    path, writer = tmp_path / "m.om", "ScatterNdUpdate"
-    for found, wanted in Run(
-        "oracle", lower_by(passes, CONFIGS["windows"], 16, path, writer)
-    ).steps():
+@pytest.mark.parametrize("options", [GEARED, STATIC], ids=["stacked", "layers"])
+def test_tokens(tmp_path: Path, name: str, page_size: int, options: AtcLowering) -> None:
+    """310P: prompts, chunks, single tokens and padding through IncreFlashAttention."""
+    passes = token_passes(options, ANY_FLOAT)
+    path = tmp_path / "m.om"
+    lowered = lower_by(passes, CONFIGS[name], page_size, path, "ScatterNdUpdate")
+    kinds = [node.type for node in lowered.graph.build.graph.nodes]
+    assert kinds.count("IncreFlashAttention") == 2
+    assert kinds.count("ScatterNdUpdate") == 4
+    for found, wanted in Run("oracle", lowered).steps():
         near(found, wanted)

@@ -24,8 +24,9 @@ def lower(soc: str, gears=GEARS, name: str = "gqa", **options) -> AtcGraph:
 @pytest.mark.parametrize("soc", CHIPS)
 @pytest.mark.parametrize("gears", [GEARS, GEARS[:1]], ids=["gears", "static"])
 def test_the_gate_lets_it_pass(soc: str, gears) -> None:
-    graph = lower(soc, gears, "windows")
-    attach_weights(graph.model, Weights(CONFIGS["windows"]), "float16")
+    name = "gqa" if soc == "Ascend310P3" else "windows"  # its operator has no windows
+    graph = lower(soc, gears, name)
+    attach_weights(graph.model, Weights(CONFIGS[name]), "float16")
     context = GateContext(
         own_plugin(),
         shapes=graph.shapes,
@@ -73,15 +74,47 @@ def test_old_cann_writes_by_slots() -> None:
     assert "needs CANN 8.5.0, this is 8.1.RC1" in graph.notes[1]
 
 
+def test_tokens_on_310p() -> None:
+    graph = lower("Ascend310P3")
+    assert graph.form == "tokens"
+    assert graph.input_shape == (
+        "input_ids:-1;positions:-1;slot_mapping:-1;block_table:-1,32;token_seqs:-1;token_lens:-1;"
+        "logits_rows:-1;key_pool:128,128,2,16;value_pool:128,128,2,16"
+    )
+    assert graph.dynamic_dims == "16,16,16,4,16,16,4;64,64,64,4,64,64,4"
+    assert graph.device_tiling
+    # ScatterPaKvCache has no kernel there, whatever the release.
+    assert (graph.cache_writer, graph.padding_slot) == ("scatter_nd", 0)
+    assert graph.dtypes["token_lens"] == "int64"
+    (lens,) = [value for value in graph.model.graph.inputs if value.name == "token_lens"]
+    assert {use.node.op_type for use in lens.uses()} == {"TokenAttention"}
+    assert graph.notes == (
+        "attention: IncreFlashAttention, layout BSH, each token as a sequence of its own, "
+        "cache BnBsH",
+        "cache: two ScatterNdUpdate. Padding tokens are written into the null page",
+    )
+
+
+def test_310p_refuses_what_its_operator_cannot() -> None:
+    with pytest.raises(PassError, match="window 5: IncreFlashAttention has no sparse_mode"):
+        lower("Ascend310P3", name="windows")
+    assert lower("Ascend310P3", name="windows", cache_write="rows").form == "composed"
+
+
 @pytest.mark.parametrize(
-    ("soc", "kept", "note"),
+    ("soc", "kept", "note", "options"),
     [
-        ("Ascend310B1", set(), "has no operator over a paged cache"),
-        ("Ascend310P3", {"RmsNorm", "Rotary", "SwiGlu"}, "takes one token a sequence"),
+        ("Ascend310B1", set(), "has no operator over a paged cache", {}),
+        (
+            "Ascend310P3",
+            {"RmsNorm", "Rotary", "SwiGlu"},
+            "composed, as asked for",
+            {"cache_write": "rows"},
+        ),
     ],
 )
-def test_composed(soc: str, kept: set[str], note: str) -> None:
-    graph = lower(soc)
+def test_composed(soc: str, kept: set[str], note: str, options: dict) -> None:
+    graph = lower(soc, **options)
     assert graph.form == "composed"
     assert {node.op_type for node in graph.model.graph if node.domain == "pagedom"} == kept
     assert graph.cache_writer is None
@@ -92,7 +125,7 @@ def test_composed(soc: str, kept: set[str], note: str) -> None:
 
 
 def test_composed_on_demand() -> None:
-    graph = lower("Ascend910B3", attention="composed")
+    graph = lower("Ascend910B3", cache_write="rows")
     assert graph.form == "composed"
     assert graph.notes == ("attention: composed, as asked for",)
 

@@ -11,12 +11,11 @@ import onnxruntime
 import pytest
 from lowered_model import CONFIGS, LLAMA, NUM_PAGES, TABLE_WIDTH, Run, Weights, exported, lower
 
+from pagedom.compiler.ascend_lowering import token_limits
 from pagedom.compiler.host_forms import HostForm
 from pagedom.compiler.host_passes import form_passes
 from pagedom.compiler.lower.add_argmax import AddArgmax
 from pagedom.compiler.lower.compose_attention import ComposeAttention
-from pagedom.compiler.lower.compose_pages import ComposePages
-from pagedom.compiler.lower.decode_step import DecodeStep
 from pagedom.compiler.lower.drop_cache_outputs import DropCacheOutputs
 from pagedom.compiler.lower.fix_dims import FixDims
 from pagedom.compiler.lower.infra import PassError, PassResult
@@ -29,8 +28,10 @@ from pagedom.compiler.lower.onnx_infra import (
 )
 from pagedom.compiler.lower.seq_ends import SeqEnds
 from pagedom.compiler.lower.stack_caches import StackCaches
+from pagedom.compiler.lower.token_attention import TokenAttention
 from pagedom.compiler.onnx_check import dims
 from pagedom.compiler.onnx_weights import attach_weights, save_onnx
+from pagedom.compiler.target_families import ASCEND_310P
 
 WITHOUT_OUTPUTS = [DropCacheOutputs()]
 
@@ -221,20 +222,6 @@ class _Session:
         return [result.shape for result in results]
 
 
-# -- compose-pages
-
-
-def test_compose_pages_needs_lengths(model: ir.Model) -> None:
-    run_onnx_passes(model, [*WITHOUT_OUTPUTS, SeqEnds()])
-    assert "run before seq-ends" in reason(ComposePages(TABLE_WIDTH)(model))
-
-
-def test_compose_pages_needs_sizes(model: ir.Model) -> None:
-    node(model, "/layers.0/attn/KVUpdate").outputs[0].shape = ir.Shape(["P", "S", 2, 16])
-    text = reason(ComposePages(TABLE_WIDTH)(model))
-    assert text.startswith("/layers.0/attn/PagedAttention: its key cache has shape")
-
-
 # -- inline-bodies
 
 
@@ -289,49 +276,73 @@ def test_argmax_stands_behind_the_logits(model: ir.Model) -> None:
     assert "the outputs are ['logits', 'next_ids']" in reason(AddArgmax()(model))
 
 
-# -- decode-step
+# -- token-attention
+
+LIMITS_310P = token_limits(ASCEND_310P.attention)
 
 
-def decode(config, page_size: int = 16, kind: str = "float16") -> PassResult:
-    model = exported(config, page_size, kind)
-    return run_onnx_passes(model, [*WITHOUT_OUTPUTS, DecodeStep()])["decode-step"]
+def as_tokens(config, kind: str = "float16") -> PassResult:
+    model = exported(config, 16, kind)
+    passes = [*WITHOUT_OUTPUTS, TokenAttention(TABLE_WIDTH, LIMITS_310P)]
+    return run_onnx_passes(model, passes)["token-attention"]
 
 
-def test_decode_marks_every_layer() -> None:
+def test_each_token_becomes_a_sequence() -> None:
     model = exported(LLAMA, 16, "float16")
-    run_onnx_passes(model, [*WITHOUT_OUTPUTS, DecodeStep()])
-    assert shapes(model)["input_ids"] == ("B",)
-    assert "cu_seqlens" not in shapes(model)
-    marks = [
-        each.attributes["decode"].as_int() for each in model.graph if "decode" in each.attributes
+    before = list(shapes(model))
+    run_onnx_passes(model, [*WITHOUT_OUTPUTS, TokenAttention(TABLE_WIDTH, LIMITS_310P)])
+    swapped = {"cu_seqlens": "token_seqs", "kv_lens": "token_lens"}
+    assert list(shapes(model)) == [swapped.get(name, name) for name in before]
+    assert shapes(model)["token_lens"] == shapes(model)["token_seqs"] == ("T",)
+    assert shapes(model)["block_table"] == ("B", TABLE_WIDTH)
+    assert readers(model, "token_lens") == ["TokenAttention"] * 2  # nothing in between
+    assert readers(model, "token_seqs") == ["Gather"]  # one for all layers
+    names = [each.name for each in model.graph if each.op_type == "TokenAttention"]
+    assert names == [f"/layers.{n}/attn/TokenAttention" for n in range(2)]
+
+
+def test_stacked_tokens_look_up_their_layers_pages() -> None:
+    model = exported(LLAMA, 16, "float16")
+    passes = [TokenAttention(TABLE_WIDTH, LIMITS_310P), StackCaches(NUM_PAGES)]
+    run_onnx_passes(model, [*WITHOUT_OUTPUTS, *passes])
+    tables = node(model, "/layers.1/attn/TokenAttention").inputs[3]
+    assert tables is not None
+    assert dims(tables) == ("T", TABLE_WIDTH)
+    made = tables.producer()
+    assert made is not None
+    assert [value.name for value in made.inputs if value] == [
+        "/token_tables/Gather_output_0",
+        f"pages.{NUM_PAGES}",
     ]
-    assert marks == [1, 1]
 
 
 @pytest.mark.parametrize(
-    ("changes", "page_size", "kind", "wanted"),
+    ("changes", "kind", "wanted"),
     [
-        ({}, 16, "float32", "dtype float32: must be float16"),
-        ({"windows": (5, -1)}, 16, "float16", "window 5: IncreFlashAttention has no sparse_mode"),
-        ({"head_dim": 24}, 16, "float16", "head dim 24: must be a multiple of 16, at most 128"),
-        ({"head_dim": 144}, 16, "float16", "head dim 144: must be a multiple of 16, at most 128"),
-        ({"num_heads": 33, "num_kv_heads": 1}, 16, "float16", "33 query heads a KV head"),
-        ({}, 24, "float16", "page size 24: must be a multiple of 16, at most 512"),
-        ({}, 528, "float16", "page size 528: must be a multiple of 16, at most 512"),
+        ({}, "float32", "dtype float32: must be float16"),
+        ({"windows": (5, -1)}, "float16", "window 5: IncreFlashAttention has no sparse_mode"),
+        ({"head_dim": 24}, "float16", "head dim 24: must be a multiple of 16, at most 128"),
+        ({"head_dim": 144}, "float16", "head dim 144: must be a multiple of 16, at most 128"),
+        ({"num_heads": 33, "num_kv_heads": 1}, "float16", "33 query heads a KV head"),
     ],
 )
-def test_decode_reasons(changes: dict, page_size: int, kind: str, wanted: str) -> None:
+def test_token_attention_reasons(changes: dict, kind: str, wanted: str) -> None:
     if "head_dim" in changes:
         changes["rope"] = dataclasses.replace(LLAMA.rope, dim=changes["head_dim"])
     config = dataclasses.replace(LLAMA, **changes)
-    assert wanted in reason(decode(config, page_size, kind))
+    assert wanted in reason(as_tokens(config, kind))
 
 
-def test_decode_refuses_softcap() -> None:
+def test_token_attention_refuses_softcap_and_other_readers() -> None:
     model = exported(LLAMA, 16, "float16")
     attention = node(model, "/layers.0/attn/PagedAttention")
     attention.attributes["softcap"] = ir.AttrFloat32("softcap", 30.0)
-    assert "softcap 30: IncreFlashAttention has no such attribute" in reason(DecodeStep()(model))
+    rewrite = TokenAttention(TABLE_WIDTH, LIMITS_310P)
+    assert "softcap 30: IncreFlashAttention has no such attribute" in reason(rewrite(model))
+    model = exported(LLAMA, 16, "float16")
+    add_reader(model, "block_table")
+    with pytest.raises(PassError, match=r"block_table is read by /extra \(Identity\)"):
+        rewrite(model)
 
 
 # -- the frame

@@ -40,6 +40,9 @@ def test_the_worked_example(worked_example):
     assert batch.view("logits_rows").tolist() == list(worked_example.logits_rows)
     positions = batch.view("positions")
     assert positions.tolist() == [i for n in worked_example.prompts for i in range(n)]
+    assert batch.view("token_lens").tolist() == (positions + 1).tolist()
+    rows = [row for row, n in enumerate(worked_example.prompts) for _ in range(n)]
+    assert batch.view("token_seqs").tolist() == rows
     assert len(set(batch.view("slot_mapping").tolist())) == worked_example.tokens
 
 
@@ -53,6 +56,8 @@ def test_the_decode_step_of_the_worked_example(worked_example):
     assert batch.view("cu_seqlens").tolist() == list(worked_example.decode_cu_seqlens)
     assert batch.view("kv_lens").tolist() == list(worked_example.decode_kv_lens)
     assert batch.view("positions").tolist() == list(worked_example.decode_positions)
+    assert batch.view("token_lens").tolist() == list(worked_example.decode_kv_lens)
+    assert batch.view("token_seqs").tolist() == [0, 1, 2, 3]
     assert batch.view("logits_rows").tolist() == [0, 1, 2, 3]
     assert core.pool.num_held == worked_example.decode_pages
 

@@ -74,6 +74,23 @@ def test_every_attribute_of_attention_arrives(plugin: PluginHost) -> None:
     ]
 
 
+def test_every_attribute_of_token_attention_arrives(plugin: PluginHost) -> None:
+    made = plugin.parse("pagedom::1::TokenAttention", "a", attention())
+    (node,) = [n for n in made["graph"]["nodes"] if n["type"] == "IncreFlashAttention"]
+    assert plain(node["attrs"]) == {
+        "num_heads": 4,
+        "num_key_value_heads": 2,
+        "scale_value": np.float32(0.125),
+        "input_layout": "BSH",
+        "block_size": 128,
+        "inner_precise": 1,
+    }
+    fed = [entry[0] for entry in node["inputs"] if len(entry) > 1]
+    assert fed == ["query", "key0", "value0", "actual_seq_lengths", "block_table"]
+    names = ("query", "key_cache", "value_cache", "token_tables", "token_lens")
+    assert made["graph"]["inputs"] == [f"a/{name}" for name in names]
+
+
 def test_the_mask_is_the_compressed_one(plugin: PluginHost) -> None:
     made = plugin.parse("pagedom::1::PagedAttention", "a", attention())
     (mask,) = [n for n in made["graph"]["nodes"] if n["name"] == "a/causal_mask"]
@@ -122,6 +139,17 @@ REFUSED = [
         attention(scale_bits=(INT, float_bits(0.25))),
         "'scale_bits' holds the bits of 0.250000",
     ),
+    ("TokenAttention", attention(block_size=...), "'block_size' is missing"),
+    ("TokenAttention", attention(scale=...), "'scale' is missing"),
+    ("TokenAttention", attention(num_heads=(INT, 5)), "'num_heads' is 5, must be a multiple of"),
+    ("TokenAttention", attention(num_heads=(INT, 66)), "takes at most 32 a head"),
+    ("TokenAttention", attention(head_dim=(INT, 144)), "must be a multiple of 16, at most 128"),
+    ("TokenAttention", attention(head_dim=(INT, 72)), "must be a multiple of 16, at most 128"),
+    (
+        "TokenAttention",
+        attention(num_heads=(INT, 600), num_key_value_heads=(INT, 600), head_dim=(INT, 112)),
+        "exceeds 65535",
+    ),
     ("RmsNorm", None, "'epsilon' is missing"),
     ("RmsNorm", attributes(epsilon=(FLOAT, None)), "'epsilon' is 0.000000, must be above 0"),
     ("Rotary", None, "'head_dim' is missing"),
@@ -162,14 +190,19 @@ def test_all_refusals_of_a_node_come_at_once(
 def test_an_operator_that_cann_lacks_is_named(
     plugin: PluginHost, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    plugin.without("FusedInferAttentionScore")
-    try:
-        made = plugin.parse("pagedom::1::PagedAttention", "n", attention())
-    finally:
-        plugin.without("")
-    assert made["parsed"]
-    assert not made["expanded"]
-    assert "has no GE operator FusedInferAttentionScore" in capfd.readouterr().err
+    operators = {
+        "PagedAttention": "FusedInferAttentionScore",
+        "TokenAttention": "IncreFlashAttention",
+    }
+    for kind, operator in operators.items():
+        plugin.without(operator)
+        try:
+            made = plugin.parse(f"pagedom::1::{kind}", "n", attention())
+        finally:
+            plugin.without("")
+        assert made["parsed"]
+        assert not made["expanded"]
+        assert f"has no GE operator {operator}" in capfd.readouterr().err
 
 
 # -- JSON

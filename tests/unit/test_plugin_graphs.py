@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pagedom.compiler.ge_import import Importer
 from pagedom.compiler.lower.annotate_heads import annotate_for_plugin
 from pagedom.compiler.lower.infra import PassError
 from pagedom.compiler.lower.seq_ends import swap_lengths
+from pagedom.compiler.lower.token_attention import TokenAttention, TokenLimits
 from pagedom.compiler.plugin_sources import SCATTER_ND, SCATTER_PA, registered_operators
 from pagedom.graph_ops.registry import OPERATORS
 from pagedom.models.config import ModelConfig
@@ -114,6 +116,7 @@ def plugin_tree(made: dict[str, Any], host: PluginHost, inputs: list[str]) -> An
 
 
 DYNAMIC = {"key": "key0", "value": "value0"}  # a list input's first member
+ATTENTION = ("FusedInferAttentionScore", "IncreFlashAttention")
 
 
 def importer_tree(importer: Importer, node: ir.Node) -> Any:
@@ -130,7 +133,7 @@ def importer_tree(importer: Importer, node: ir.Node) -> Any:
         if made.type == "Const":
             value = build.arrays[name]
             return ("Const", value.dtype.name, value.tobytes(), value.shape)
-        rename = DYNAMIC if made.type == "FusedInferAttentionScore" else {}
+        rename = DYNAMIC if made.type in ATTENTION else {}
         fed = {
             rename.get(ir_name, ir_name): tree(fed)
             for ir_name, fed in zip(made.input_names, made.inputs)
@@ -164,6 +167,24 @@ def test_subgraphs_equal_those_of_the_host_compiler(
         assert made["problems"] == []
         names = [str(value.name) for value in plain_node.inputs]
         assert plugin_tree(made, plugin, names) == importer_tree(importer, plain_node)
+
+
+def test_token_attention_equals_the_host_compiler(plugin: PluginHost) -> None:
+    """310P's form; the limits of its operator are those of the test's head dim and dtype."""
+    config = replace(CONFIG, head_dim=16, rope=RopeConfig(dim=16), windows=(-1, -1))
+    model = export_onnx(config, ExportOptions("float16", 32, PAGE_SIZE))
+    model.functions.clear()
+    result = TokenAttention(2, TokenLimits(("float16",), 128, 16, 32))(model)
+    assert result.skipped == []
+    importer = imported(model.clone())
+    annotate_for_plugin(model)
+    made_nodes = nodes(model, "TokenAttention")
+    assert len(made_nodes) == config.num_layers
+    for node in made_nodes:
+        made = plugin.parse_node(node)
+        assert (made["parsed"], made["expanded"], made["problems"]) == (True, True, [])
+        names = [str(value.name) for value in node.inputs]
+        assert plugin_tree(made, plugin, names) == importer_tree(importer, node)
 
 
 def test_rotary_equals_the_host_compiler_with_and_without_prepared_angles(

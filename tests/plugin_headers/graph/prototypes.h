@@ -42,6 +42,13 @@ inline const std::map<std::string, Prototype>& Prototypes() {
         {"attention_out", "softmax_lse"},
         {"num_heads:i", "scale:f", "pre_tokens:i", "next_tokens:i", "input_layout:s",
          "num_key_value_heads:i", "sparse_mode:i", "inner_precise:i", "block_size:i"}}},
+      {"IncreFlashAttention",
+       {{"query", "key*", "value*", "pse_shift?", "atten_mask?", "actual_seq_lengths?",
+         "dequant_scale1?", "quant_scale1?", "dequant_scale2?", "quant_scale2?", "quant_offset2?",
+         "antiquant_scale?", "antiquant_offset?", "block_table?", "kv_padding_size?"},
+        {"attention_out"},
+        {"num_heads:i", "scale_value:f", "input_layout:s", "num_key_value_heads:i", "block_size:i",
+         "inner_precise:i"}}},
   };
   return table;
 }
