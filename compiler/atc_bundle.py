@@ -22,6 +22,7 @@ from .atc_cache import file_hash
 from .atc_options import AtcOptions, build_command
 from .atc_read_back import ExpectedOm, ExpectedTensor, ReadBackError, read_back_om
 from .atc_workspace import external_files, link_or_copy
+from .cann_install import ROOT_MARK
 from .target_resolve import resolve_target
 
 SCHEMA = 1
@@ -209,7 +210,21 @@ if [ "$status" != 0 ] || ! grep -q "ATC run success" atc.log || [ -z "$written" 
 fi
 echo "done: now finish the artefact with compile-model --from-om on this folder"
 """
-_PLUGIN_PART = f"""cann="${{{{ASCEND_HOME_PATH:-$(dirname "$(dirname "$(command -v "$atc")")")}}}}"
+# Up from atc to the toolkit's folder, as `cann_install` does; links followed, then as it was typed.
+_PLUGIN_PART = f"""cann="${{{{ASCEND_HOME_PATH:-${{{{ASCEND_TOOLKIT_HOME:-}}}}}}}}"
+typed="$(command -v "$atc")"
+for folder in "$(readlink -f "$typed")" "$typed"; do
+    while [ -z "$cann" ] && [ "$folder" != "$(dirname "$folder")" ]; do
+        folder="$(dirname "$folder")"
+        if [ -d "$folder/{ROOT_MARK}" ]; then
+            cann="$folder"
+        fi
+    done
+done
+if [ -z "$cann" ]; then
+    echo "no CANN found around $typed: source its set_env.sh, or set ASCEND_HOME_PATH" >&2
+    exit 2
+fi
 if [ ! -d {PLUGIN_PREFIX}/{VENDOR_FOLDER} ]; then
     cmake -S {PLUGIN_FOLDER} -B plugin-build -DPAGEDOM_CANN="$cann" \\
         -DPAGEDOM_CACHE_WRITE={{cache_write}}

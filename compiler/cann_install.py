@@ -13,6 +13,7 @@ from .target_rules import version_key
 
 _DEFAULT_PARENTS = ("/usr/local/Ascend", "~/Ascend")
 _DEFAULT_NAMES = ("cann", "ascend-toolkit/latest", "latest")
+ROOT_MARK = "opp"  # the folder of operators: every toolkit has it, and none of its parts
 _ATC_PLACES = ("bin/atc", "compiler/bin/atc", "*-linux/bin/atc", "atc/bin/atc")
 
 
@@ -32,7 +33,7 @@ class CannInstall:
     @property
     def opp(self) -> Path:
         """The folder of operators (ASCEND_OPP_PATH)."""
-        return self.root / "opp"
+        return self.root / ROOT_MARK
 
     def at_least(self, version: str) -> bool:
         """Return whether this is `version` or newer; an unknown version is taken to be."""
@@ -110,7 +111,13 @@ def _install_at(root: Path, found_by: str) -> CannInstall | None:
 
 
 def _root_of(atc: Path) -> Path:
-    """Return the toolkit's folder for a path such as <root>/[compiler|<arch>-linux/]bin/atc."""
+    """Return the toolkit's folder: the first one up from its atc that has the operators.
+
+    Where none has, it is told by the names of <root>/[compiler|atc|<arch>-linux/]bin/atc.
+    """
+    for folder in atc.parents:
+        if (folder / ROOT_MARK).is_dir():
+            return folder
     root = atc.parent.parent
     nested = root.name in ("compiler", "atc") or root.name.endswith("-linux")
     return root.parent if nested else root

@@ -9,14 +9,14 @@ from pathlib import Path
 FAKE_ATC = Path(__file__).resolve().parent / "atc"
 
 
-def make_cann(root: Path, version: str = "8.1.RC1") -> Path:
-    """Make <root>/bin/atc and the files that state the version; return the root."""
-    (root / "bin").mkdir(parents=True)
+def make_cann(root: Path, version: str = "8.1.RC1", atc_folder: str = "bin") -> Path:
+    """Make <root>/<atc_folder>/atc and the files that state the version; return the root."""
+    (root / atc_folder).mkdir(parents=True)
     (root / "opp" / "built-in" / "op_impl" / "ai_core" / "tbe").mkdir(parents=True)
     (root / "python" / "site-packages").mkdir(parents=True)
     (root / "lib64").mkdir()
     # The real atc is a shell script around atc.bin too.
-    atc = root / "bin" / "atc"
+    atc = root / atc_folder / "atc"
     atc.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE_ATC}" "$@"\n')
     atc.chmod(0o755)
     (root / "version.cfg").write_text(

@@ -29,6 +29,7 @@ from pagedom.compiler.atc_read_back import (
     read_back_om,
     require_om,
 )
+from pagedom.compiler.cann_install import find_cann
 from pagedom.compiler.gear_list import parse_gears
 from pagedom.compiler.target_resolve import resolve_target
 
@@ -123,7 +124,11 @@ def test_arguments_are_quoted_for_the_shell(tmp_path: Path) -> None:
     assert "Opname x$(touch /tmp/pwned)' specified in --input_shape" in done.stdout
 
 
-def test_plugin_sources_travel_and_are_built_there(tmp_path: Path) -> None:
+def with_plugin(tmp_path: Path) -> tuple[Path, str]:
+    """Write a bundle with plugin sources; return it and a PATH with a cmake that notes its calls.
+
+    That cmake makes the vendor folder, as building the real plugin does.
+    """
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "CMakeLists.txt").write_text("# plugin\n")
@@ -132,7 +137,6 @@ def test_plugin_sources_travel_and_are_built_there(tmp_path: Path) -> None:
         folder, bundle(tmp_path, plugin_sources=sources, cache_write="scatter_nd")
     )
     assert folder / "plugin" / "CMakeLists.txt" in files
-    # A cmake that makes the vendor folder, as building the real plugin does.
     cmake = tmp_path / "bin" / "cmake"
     cmake.parent.mkdir()
     ready = make_plugin(tmp_path / "ready", ["pagedom::1::RmsNorm"])
@@ -142,12 +146,68 @@ def test_plugin_sources_travel_and_are_built_there(tmp_path: Path) -> None:
         f'cp -r "{ready}" "$4/vendors/pagedom"; fi\n'
     )
     cmake.chmod(0o755)
-    path = f"{cmake.parent}:{os.environ['PATH']}"
+    return folder, f"{cmake.parent}:{os.environ['PATH']}"
+
+
+def test_plugin_sources_travel_and_are_built_there(tmp_path: Path) -> None:
+    folder, path = with_plugin(tmp_path)
     done = run_script(folder, tmp_path, PATH=path, ASCEND_CUSTOM_OPP_PATH="")
     assert done.returncode == 0, done.stdout + done.stderr
     called = (tmp_path / "called").read_text()
-    assert f"-DPAGEDOM_CANN={tmp_path / 'cann'}" in called
+    assert f"-DPAGEDOM_CANN={tmp_path / 'cann'} " in called
     assert "-DPAGEDOM_CACHE_WRITE=scatter_nd" in called
+
+
+@pytest.mark.parametrize(
+    "atc_folder", ["bin", "compiler/bin", "atc/bin", "aarch64-linux/bin", "a/b/c/bin"]
+)
+@pytest.mark.parametrize("form", ["its path", "a link to it", "on PATH"])
+def test_the_script_finds_the_toolkit_that_an_atc_belongs_to(
+    tmp_path: Path, atc_folder: str, form: str
+) -> None:
+    """Without ASCEND_HOME_PATH, as compile-model itself finds it."""
+    folder, path = with_plugin(tmp_path)
+    cann = make_cann(tmp_path / "toolkit" / "8.1.RC1", atc_folder=atc_folder)
+    # What a toolkit's part has beside its atc, and the toolkit too.
+    (cann / atc_folder).parent.joinpath("include", "register").mkdir(parents=True)
+    atc = cann / atc_folder / "atc"
+    assert find_cann(atc, {}, []).root == cann
+    link = tmp_path / "links" / "atc"
+    link.parent.mkdir()
+    link.symlink_to(atc)
+    assert find_cann(None, {"PATH": str(link.parent)}, []).root == cann
+    given = {
+        "its path": {"ATC": str(atc)},
+        "a link to it": {"ATC": str(link)},
+        "on PATH": {"ATC": "", "PATH": f"{atc.parent}:{path}"},
+    }[form]
+    unset = {"ASCEND_HOME_PATH": "", "ASCEND_TOOLKIT_HOME": "", "ASCEND_CUSTOM_OPP_PATH": ""}
+    done = run_script(folder, tmp_path, **{"PATH": path, **unset, **given})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"-DPAGEDOM_CANN={cann} " in (tmp_path / "called").read_text()
+
+
+@pytest.mark.parametrize("variable", ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"])
+def test_the_toolkit_that_the_environment_names_goes_first(tmp_path: Path, variable: str) -> None:
+    folder, path = with_plugin(tmp_path)
+    unset = {"ASCEND_HOME_PATH": "", "ASCEND_TOOLKIT_HOME": "", "ASCEND_CUSTOM_OPP_PATH": ""}
+    done = run_script(folder, tmp_path, **{**unset, "PATH": path, variable: "/opt/other"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "-DPAGEDOM_CANN=/opt/other " in (tmp_path / "called").read_text()
+
+
+def test_an_atc_without_a_toolkit_is_said(tmp_path: Path) -> None:
+    folder, path = with_plugin(tmp_path)
+    lone = tmp_path / "lone" / "atc"
+    lone.parent.mkdir()
+    lone.write_text("#!/bin/sh\n")
+    lone.chmod(0o755)
+    done = run_script(
+        folder, tmp_path, PATH=path, ATC=str(lone), ASCEND_HOME_PATH="", ASCEND_TOOLKIT_HOME=""
+    )
+    assert done.returncode == 2
+    assert f"no CANN found around {lone}: source its set_env.sh" in done.stderr
+    assert not (tmp_path / "called").exists()
 
 
 def test_a_folder_that_is_no_bundle(tmp_path: Path) -> None:
