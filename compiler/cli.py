@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ..runtime.interruption import Interruption
 from .cli_options import GroupedCommand, all_options
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 STOPPING = ("plan", "advise_pages", "list_weights", "capabilities", "build_plugin", "from_om")
+# Beside these, nothing given with --from-om could have an effect.
+READ_WITH_A_BUNDLE = ("from_om", "output", "target", "model", "as_json", "debug")
 
 HELP = """Compile a LLaMA-style checkpoint to an offline .om model with a paged KV cache.
 
@@ -88,7 +91,7 @@ def _describe(error: Exception) -> str:
     text = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'cannot write'}: {error.strerror}"
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("pagedom"):
         return f"{text}; compiling needs the extra: pip install 'pagedom[compile]'"
     if isinstance(error, ValueError) or type(error).__module__.startswith("pagedom"):
         return text
@@ -143,6 +146,23 @@ def _refuse_contradictions(options: dict[str, Any]) -> None:
     if options["lengths"] is not None and not options["advise_pages"]:
         raise click.UsageError(
             "--lengths is read by --advise-pages only: add that, or leave it out"
+        )
+    if options["from_om"]:
+        _refuse_what_a_bundle_decided()
+
+
+def _refuse_what_a_bundle_decided() -> None:
+    context = click.get_current_context()
+    late = [
+        param.opts[-1]
+        for param in context.command.params
+        if param.name and param.name not in READ_WITH_A_BUNDLE
+        if context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+    ]
+    if late:
+        raise click.UsageError(
+            f"{', '.join(late)} with --from-om: that was decided when the bundle was written. "
+            "Leave it out, or write another bundle with --emit atc"
         )
 
 

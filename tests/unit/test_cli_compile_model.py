@@ -119,6 +119,12 @@ def test_a_chip_without_its_compiler_gets_no_model_of_the_host(
     assert invoke(model, "--target", "Ascend910B3", "--plan").exit_code == 0
 
 
+def test_what_a_bundle_decided_cannot_be_changed_by_options(tmp_path: Path) -> None:
+    result = invoke("--from-om", tmp_path, "--dtype", "float16", "--gears", "1,1", "--json")
+    assert result.exit_code == 2
+    assert "--dtype, --gears with --from-om" in result.stderr
+
+
 def test_lengths_with_junk_name_the_line(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "lengths.txt"
     for junk in ("-4", "1e3", "twelve", "0", "9" * 30):
@@ -185,6 +191,7 @@ def test_the_default_output_is_never_the_checkpoint(model: Path) -> None:
         (OSError(28, "No space left on device"), "cannot write: No space left on device"),
         (PermissionError(13, "Permission denied", "/x"), "/x: Permission denied"),
         (ModuleNotFoundError("No module named 'torch'"), "pip install 'pagedom[compile]'"),
+        (ModuleNotFoundError("No module named 'pagedom.x'", name="pagedom.x"), "--debug shows"),
         (KeyError("layers"), "KeyError: 'layers' (--debug shows"),
     ],
 )
