@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -15,14 +15,15 @@ from ..runtime.om_file.ge_graph import ListListInt, Node, TensorDesc
 from ..runtime.om_file.model_def import ModelDef
 from ..runtime.om_file.om_writer import OmInfo, write_om
 from .ge_build import GeBuild
-from .ge_import import import_onnx
+from .ge_import import GeOptions, import_onnx
+from .ge_import_cache import DEFAULT_OPTIONS
 from .ge_weights import TensorSource, place_weights
 from .gear_list import dynamic_symbols, expand_gear
 from .host_forms import PLAIN, HostForm
 from .host_passes import WHOLE, form_passes
 from .lower.infra import PassResult, run_passes
 from .lower.merge_gate_up import MergeGateUp
-from .lower.onnx_infra import require_all, run_onnx_passes
+from .lower.onnx_infra import OnnxPass, require_all, run_onnx_passes
 from .onnx_check import dims
 
 # Attributes by which a host artefact says its gears; runtime/acl/host_interface.py reads them.
@@ -47,12 +48,23 @@ def lower_for_host(model: ir.Model, name: str, form: HostForm = PLAIN) -> HostGr
 
     Raises PassError naming the pass and the place where the model does not fit the form.
     """
-    passes = run_onnx_passes(model, form_passes(form))
+    return lower_by_passes(model, name, form, form_passes(form))
+
+
+def lower_by_passes(
+    model: ir.Model,
+    name: str,
+    form: HostForm,
+    onnx_passes: Sequence[OnnxPass],
+    options: GeOptions = DEFAULT_OPTIONS,
+) -> HostGraph:
+    """Do what `lower_for_host` does with other passes: a chip's form, for the oracle executor."""
+    passes = run_onnx_passes(model, onnx_passes)
     for each in WHOLE & passes.keys():
         require_all(each, passes[each])
     inputs = {str(value.name): _shape(value) for value in model.graph.inputs}
     outputs = {str(value.name): _shape(value) for value in model.graph.outputs}
-    build = import_onnx(model, name)
+    build = import_onnx(model, name, options)
     passes |= run_passes(build, [MergeGateUp()])
     outputs = {"logits": outputs["logits"], "next_ids": outputs["logits"][:1]} | {
         name: shape for name, shape in outputs.items() if name == "new_rows"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from closed_form import make_core, run, submit
-from formula_forms import KINDS, continuation, write_artifact
+from formula_forms import KINDS, TOKEN_KINDS, continuation, write_artifact
 from formula_graph import MAX_SEQ_LEN, VOCAB
 
 from pagedom.runtime.acl.faults import FaultPlan
@@ -20,7 +20,10 @@ from pagedom.runtime.engine import Engine
 from pagedom.runtime.request import RequestFailed
 from pagedom.runtime.sampling_params import SamplingParams
 
+ALL_KINDS = (*KINDS, *TOKEN_KINDS)
 HOSTS = [("oracle", 16), ("oracle", 64), ("openvino", 32)]
+CASES = [(kind, *host) for kind in KINDS for host in HOSTS]
+CASES += [(kind, *host) for kind in TOKEN_KINDS for host in HOSTS[:2]]
 MakeBackend = Callable[..., ArtifactBackend]
 
 
@@ -64,8 +67,7 @@ def check_clean(one: ArtifactBackend) -> None:
     assert one._acl.calls_without_context == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("executor", "page_size"), HOSTS)
+@pytest.mark.parametrize(("kind", "executor", "page_size"), CASES)
 def test_answers_do_not_depend_on_pages_arrivals_or_neighbours(backend, kind, executor, page_size):
     num_pages = 4 - (-MAX_SEQ_LEN // page_size)
     for seed in (0, 1):
@@ -89,7 +91,7 @@ def test_answers_do_not_depend_on_pages_arrivals_or_neighbours(backend, kind, ex
         check_clean(one)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_small_pages_make_preemptions(backend, kind):
     core = make_core(
         backend(kind, 16, 10), num_pages=10, max_batch=4, max_batch_tokens=24, reserve_pages=0.0
@@ -101,7 +103,7 @@ def test_small_pages_make_preemptions(backend, kind):
     core.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_the_padded_baseline_says_the_same(backend, kind):
     num_pages = 1 + 4 * 6
     core = make_core(
@@ -134,7 +136,7 @@ def test_sampling_with_a_seed_is_the_same_in_company(backend, kind, executor):
         assert crowd[2].token_ids == continuation(prompt(40, 3), len(crowd[2].token_ids))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_steps_cancellations_and_failures_leave_no_handle(backend, kind):
     """Case 11: a bounded number of handles during steps, none after the end."""
     faults = FaultPlan(
@@ -163,7 +165,7 @@ def test_steps_cancellations_and_failures_leave_no_handle(backend, kind):
     check_clean(one)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_no_failure_of_any_call_leaks(backend, kind):
     """Malloc, pinned malloc, load and copies fail one after the other while the engine opens."""
     for what, code in (("malloc", 207001), ("malloc_host", 207001), ("load", 545001)):
@@ -178,7 +180,7 @@ def test_no_failure_of_any_call_leaks(backend, kind):
             check_clean(one)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_copies_that_fail_end_their_step_alone(backend, kind):
     faults = FaultPlan(memcpy=dict.fromkeys((25, 38), 500003))
     one = backend(kind, 16, 30, faults=faults)
@@ -197,7 +199,7 @@ def test_copies_that_fail_end_their_step_alone(backend, kind):
     check_clean(one)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_two_engines_on_one_acl_close_in_either_order(artefacts, kind):
     for first in (0, 1):
         acl = HostAcl(AclOptions(executor="oracle", checked=True))
