@@ -29,13 +29,23 @@ from .manifest import (
 
 MODEL_FILE = "model.om"
 _CHUNK_BYTES = 4 << 20
+_BUNDLE_FILE, _CHECKPOINT_FILE = "bundle.json", "config.json"  # folders that are near misses
+COPY_AGAIN = "Copy the whole folder again, or compile the model again"
 _OWNER = FolderOwner(MANIFEST_FILE, "pagedom artefact")
 
 Progress = Callable[[str, int, int], None]  # file, bytes hashed so far of all, bytes of all
 
 
 class ArtifactError(ValueError):
-    """A folder that is no sound artefact; says what is wrong and what to do."""
+    """A folder that is no sound artefact; the text is `problem`, and what to do: `advice`.
+
+    Without advice the problem says it itself.
+    """
+
+    def __init__(self, problem: str, advice: str = "") -> None:
+        self.problem, self.advice = problem, advice
+        between = "\n  " if "\n" in problem else ". "
+        super().__init__(problem + between + advice if advice else problem)
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,7 @@ class Artifact:
             for name, record in manifest.files.items()
             if (problem := _size_problem(folder, name, record))
         ]
+        advice = COPY_AGAIN if problems else ""
         if MODEL_FILE not in manifest.files:
             problems.append(f"the manifest lists no {MODEL_FILE}")
         if target is not None and manifest.target != target:
@@ -72,7 +83,7 @@ class Artifact:
                 f"compile the model again with --target {target}"
             )
         if problems:
-            raise ArtifactError(_listed(f"{folder} cannot be used", problems))
+            raise ArtifactError(_listed(f"{folder} cannot be used", problems), advice)
         return cls(folder, manifest)
 
     @property
@@ -116,8 +127,7 @@ class Artifact:
                     f"{name}: SHA-256 is {digest.hexdigest()}, the manifest says {record.sha256}"
                 )
         if problems:
-            problems.append("copy the artefact again, or compile the model again")
-            raise ArtifactError(_listed(f"{self.folder} is damaged", problems))
+            raise ArtifactError(_listed(f"{self.folder} is damaged", problems), COPY_AGAIN)
         return done
 
 
@@ -166,7 +176,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
-        raise ArtifactError(_no_artifact_text(folder)) from None
+        raise _no_artifact(folder) from None
     except UnicodeDecodeError as error:
         raise ArtifactError(f"{path} is not UTF-8 text: {error}") from None
     try:
@@ -175,12 +185,25 @@ def read_manifest(folder: Path) -> Manifest:
         raise ArtifactError(f"{path}: {error}") from None
 
 
-def _no_artifact_text(folder: Path) -> str:
+def _no_artifact(folder: Path) -> ArtifactError:
+    """Say what a folder without a manifest is, and how an artefact comes of it."""
+    give = "Give the folder that compile-model wrote"
     if not folder.exists():
-        return f"{folder} does not exist"
+        return ArtifactError(f"{folder} does not exist", give)
     if folder.is_file():
-        return f"{folder} is a file; an artefact is the folder that holds {MANIFEST_FILE}"
-    return f"{folder} is not a pagedom artefact: it has no {MANIFEST_FILE} (see `compile-model`)"
+        problem = f"{folder} is a file; an artefact is the folder that holds {MANIFEST_FILE}"
+        return ArtifactError(problem, give)
+    problem = f"{folder} is not a pagedom artefact: it has no {MANIFEST_FILE}"
+    if (folder / _BUNDLE_FILE).is_file():
+        return ArtifactError(
+            f"{problem}, but is what --emit atc wrote",
+            "Run its compile.sh on a machine with CANN, then compile-model --from-om on the folder",
+        )
+    if (folder / _CHECKPOINT_FILE).is_file():
+        return ArtifactError(
+            f"{problem}, but is a checkpoint", "Compile it with compile-model, then give the result"
+        )
+    return ArtifactError(problem, give)
 
 
 def _size_problem(folder: Path, name: str, record: FileRecord) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .artifact import Artifact, ArtifactError
+from .artifact import COPY_AGAIN, Artifact, ArtifactError
 from .doctor_acl import AclState
 from .doctor_cann import CannState
 from .doctor_findings import OK, PROBLEM, WARNING, Finding, size
@@ -31,9 +31,11 @@ def look_at_artifact(folder: Path, found: Found) -> Iterator[Finding]:
     """Yield how an artefact fits this machine; an unreadable one is a problem."""
     try:
         manifest = Artifact.open(folder).manifest
-    except (ArtifactError, OSError) as error:
-        advice = "Copy the whole folder again, or compile the model again."
-        yield Finding("artefact", PROBLEM, str(error), advice)
+    except ArtifactError as error:
+        yield Finding("artefact", PROBLEM, error.problem, (error.advice or COPY_AGAIN) + ".")
+        return
+    except OSError as error:
+        yield Finding("artefact", PROBLEM, str(error), f"{COPY_AGAIN}.")
         return
     yield Finding(
         "artefact",

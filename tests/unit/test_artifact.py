@@ -80,6 +80,21 @@ def test_what_is_no_artefact_is_named(tmp_path):
         Artifact.open(tmp_path / "model.om")
 
 
+@pytest.mark.parametrize(
+    ("near_miss", "words"),
+    [
+        ("bundle.json", "compile-model --from-om"),
+        ("config.json", "is a checkpoint. Compile it with compile-model"),
+        ("model.onnx", "Give the folder that compile-model wrote"),
+    ],
+)
+def test_a_near_miss_says_how_an_artefact_comes_of_it(tmp_path, near_miss, words):
+    (tmp_path / near_miss).write_text("{}")
+    with pytest.raises(ArtifactError, match=r"it has no pagedom\.json") as refused:
+        Artifact.open(tmp_path)
+    assert words in str(refused.value)
+
+
 def test_a_file_outside_the_manifest_is_not_given(tmp_path):
     artifact = Artifact.open(build_artifact(tmp_path / "demo"))
     with pytest.raises(ArtifactError, match=r"no file 'secret' in its manifest, only model.om"):

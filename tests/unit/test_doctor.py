@@ -333,7 +333,13 @@ def test_a_broken_artefact(machine, tmp_path):
     found = line(look(machine, folder), "artefact")
     assert found.status == PROBLEM
     assert "schema version 9" in found.seen
-    assert line(look(machine, tmp_path / "nothing"), "artefact").status == PROBLEM
+    absent = line(look(machine, tmp_path / "nothing"), "artefact")
+    assert absent.status == PROBLEM
+    assert absent.advice == "Give the folder that compile-model wrote."
+    (artefact(tmp_path / "b") / "model.om").unlink()
+    cut = line(look(machine, tmp_path / "b"), "artefact")
+    assert "Copy the whole folder again" in cut.advice
+    assert "Copy" not in cut.seen
 
 
 def test_the_command(tmp_path):
