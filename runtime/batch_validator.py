@@ -101,7 +101,9 @@ class BatchSnapshot:
         ).astype(np.intp)[: step.num_seqs]
         owners = pool.owners
         owners[step.pages.ids] = rows.arrival[step.pages.rows]
-        views = {name: batch.view(name).copy() for name in batch.sources}
+        table = batch.table().copy()
+        views = _derived(step, rows, table, batch.layout.limits.page_size)
+        views |= {name: batch.view(name).copy() for name in batch.sources}
         return cls(
             num_tokens=batch.num_tokens,
             num_pages=pool.num_pages,
@@ -110,9 +112,9 @@ class BatchSnapshot:
             sequence_ids=rows.arrival[index],
             page_owners=owners,
             page_shared=pool.shared_mask(),
-            block_table=batch.table().copy(),
-            cu_seqlens=views["cu_seqlens"] if "cu_seqlens" in views else _cu(step),
-            kv_lens=views["kv_lens"] if "kv_lens" in views else _kv_lens(step, rows),
+            block_table=table,
+            cu_seqlens=views["cu_seqlens"],
+            kv_lens=views["kv_lens"],
             positions=views["positions"],
             slot_mapping=views["slot_mapping"],
             logits_rows=views["logits_rows"],
@@ -252,11 +254,19 @@ def _expected_positions(s: BatchSnapshot) -> Ints:
     return expected
 
 
-def _cu(step: Step) -> Ints:
+def _derived(step: Step, rows: SequenceRows, table: Ints, page_size: int) -> dict[str, Ints]:
+    """What the sources that the rules look at must be, for a model that does not read them all."""
+    computed = rows.num_computed[step.decode]
     widths = [1] * step.num_decode + [chunk.width for chunk in step.chunks]
-    return np.concatenate([[0], np.cumsum(widths)])
-
-
-def _kv_lens(step: Step, rows: SequenceRows) -> Ints:
-    ends = [chunk.start + chunk.width for chunk in step.chunks]
-    return np.concatenate([rows.num_computed[step.decode] + 1, ends]).astype(np.int64)
+    starts = np.concatenate([computed, [chunk.start for chunk in step.chunks]]).astype(np.int64)
+    cu = np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)
+    positions = np.arange(cu[-1]) + np.repeat(starts - cu[:-1], widths)
+    column = np.clip(positions // page_size, 0, table.shape[1] - 1)
+    pages = table[np.repeat(np.arange(len(widths)), widths), column].astype(np.int64)
+    return {
+        "cu_seqlens": cu,
+        "kv_lens": starts + widths,
+        "positions": positions,
+        "slot_mapping": pages * page_size + positions % page_size,
+        "logits_rows": np.zeros(0, np.int64),  # none is asked for
+    }

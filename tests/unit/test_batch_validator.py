@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+from closed_form import make_core, run, submit
 
+from pagedom.runtime import engine_core
 from pagedom.runtime.batch_validator import BatchError, BatchSnapshot, check_batch, violations_of
+from pagedom.runtime.packed_batch import DEFAULT_DTYPES, BatchLayout, PackedBatch
 
 
 def snapshot() -> BatchSnapshot:
@@ -105,3 +109,36 @@ def test_all_violations_are_listed():
     rules = {violation.rule for violation in caught.value.violations}
     assert {"position", "page_range", "logits_row"} <= rules
     assert "row 0, column 0 (request 7): page 99" in str(caught.value)
+
+
+class Source(NamedTuple):
+    source: str
+    dtype: str
+
+
+@pytest.mark.parametrize("missing", [(name,) for name in DEFAULT_DTYPES] + [tuple(DEFAULT_DTYPES)])
+def test_a_source_that_the_model_does_not_read_is_derived(monkeypatch, missing):
+    """What is derived is what the engine would have written, in decode steps and in chunks."""
+    bound = [Source(name, kind) for name, kind in DEFAULT_DTYPES.items() if name not in missing]
+    compared = []
+
+    class Both:
+        @staticmethod
+        def of(batch, step, rows, pool):
+            whole = BatchSnapshot.of(batch, step, rows, pool)
+            part = PackedBatch(BatchLayout.of(batch.layout.limits, [*bound, Source("x", "int8")]))
+            part.fill(step, rows)
+            seen = BatchSnapshot.of(part, step, rows, pool)
+            assert violations_of(seen) == []
+            for name in ("cu_seqlens", "kv_lens", "positions", "slot_mapping", "block_table"):
+                np.testing.assert_array_equal(getattr(seen, name), getattr(whole, name), name)
+            compared.append((step.num_decode, len(step.chunks)))
+            return whole
+
+    monkeypatch.setattr(engine_core, "BatchSnapshot", Both)
+    core = make_core(max_batch=4, max_batch_tokens=6, num_pages=40)
+    for n in (3, 9, 1, 14):
+        submit(core, list(range(n)), 6)
+    run(core)
+    assert any(decode and chunks for decode, chunks in compared)
+    assert any(decode and not chunks for decode, chunks in compared)
