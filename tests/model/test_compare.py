@@ -163,14 +163,25 @@ FORMS = {
     "plain": {},
     "gears": {"gears": "16,4;64,5"},
     "rows": {"cache_write": "rows"},
+    "rows gears": {"cache_write": "rows", "gears": "16,4;64,5"},
 }
+PAGES = ["key_cache.0", "value_cache.0", "key_cache.1", "value_cache.1"]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_other_forms_of_a_model_agree(
-    compile_to: Compile, toy_model: Any, plain: Artifact, form: str
-) -> None:
-    other = Artifact.open(compile_to(toy_model.folder, page_size=32, **FORMS[form]))
+@pytest.fixture(scope="module", params=FORMS)
+def other(request: Any, compile_to: Compile, toy_model: Any, plain: Artifact) -> Artifact:
+    """The model of `plain` in each form: caches a layer, stacked pools, rows of all layers."""
+    if request.param == "plain":
+        return plain
+    return Artifact.open(compile_to(toy_model.folder, page_size=32, **FORMS[request.param]))
+
+
+def on_device(artifact: Artifact) -> Side:
+    """The host device in the place of CANN."""
+    return Side(artifact, "npu", acl=HostAcl(AclOptions(executor="oracle")))
+
+
+def test_other_forms_of_a_model_agree(plain: Artifact, other: Artifact) -> None:
     found = compare(Side(plain), Side(other, "openvino"), CompareOptions(max_tokens=3))
     assert found.agrees
     assert found.notes == []
@@ -179,29 +190,50 @@ def test_other_forms_of_a_model_agree(
     assert found.logits.rows == 4 * 3
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_device_shows_its_pages_and_logits(
-    compile_to: Compile, toy_model: Any, plain: Artifact, form: str
-) -> None:
-    """With the host device in the place of CANN: layer by layer through the pages."""
-    other = Artifact.open(compile_to(toy_model.folder, page_size=32, **FORMS[form]))
-    npu = Side(other, "npu", acl=HostAcl(AclOptions(executor="oracle")))
-    found = compare(Side(plain, "openvino"), npu, CompareOptions(max_tokens=2))
+def test_one_form_on_two_executors(other: Artifact) -> None:
+    found = compare(Side(other), Side(other, "openvino"), CompareOptions(max_tokens=3))
     assert found.agrees
-    assert [each.point.node for each in found.agreements] == [
-        "key_cache.0",
-        "value_cache.0",
-        "key_cache.1",
-        "value_cache.1",
-    ]
+    layers = [each.point.place for each in found.agreements]
+    assert layers.count("layer 0") == layers.count("layer 1") >= 13
+    assert found.logits.rows == 4 * 3
 
 
-def test_a_fault_on_a_device_is_found_to_a_layer(plain: Artifact, tmp_path: Path) -> None:
-    wrong = with_wrong_weight(plain, "model.layers.0.mlp.down_proj.weight", tmp_path / "wrong")
-    npu = Side(wrong, "npu", acl=HostAcl(AclOptions(executor="oracle")))
-    found = compare(Side(plain), npu, CompareOptions(max_tokens=2))
+def test_a_wrong_weight_is_found_in_every_form(other: Artifact, tmp_path: Path) -> None:
+    weight = "model.layers.1.self_attn.v_proj.weight"
+    wrong = with_wrong_weight(other, weight, tmp_path / "wrong")
+    found = compare(Side(other), Side(wrong, "openvino"), CompareOptions(max_tokens=2))
     assert found.divergence is not None
-    assert found.divergence.agreement.point.place == "layer 1"  # the first pages behind the fault
+    assert found.divergence.agreement.point.node == "/layers.1/attn/v_proj/MatMul"
+    assert found.divergence.weights[weight] > 0
+
+
+@pytest.mark.parametrize("first", ["plain on openvino", "the same on a device"])
+def test_a_device_shows_its_pages_and_logits(plain: Artifact, other: Artifact, first: str) -> None:
+    """Layer by layer through the pages, in each of their layouts, on either side."""
+    side = Side(plain, "openvino") if first.startswith("plain") else on_device(other)
+    found = compare(side, on_device(other), CompareOptions(max_tokens=2))
+    assert found.agrees
+    assert [each.point.node for each in found.agreements] == PAGES
+    assert all(each.rows > 60 and each.largest < 1e-4 for each in found.agreements)
+
+
+@pytest.mark.parametrize(("weight", "sound"), [
+    ("model.layers.0.self_attn.k_proj.weight", ["value_cache.0"]),
+    ("model.layers.0.self_attn.v_proj.weight", ["key_cache.0"]),
+    ("model.layers.0.mlp.down_proj.weight", ["key_cache.0", "value_cache.0"]),
+    ("model.layers.1.self_attn.v_proj.weight", ["key_cache.0", "value_cache.0", "key_cache.1"]),
+])  # fmt: skip
+def test_a_fault_on_a_device_is_found_to_a_layer(
+    plain: Artifact, other: Artifact, tmp_path: Path, weight: str, sound: list[str]
+) -> None:
+    wrong = with_wrong_weight(other, weight, tmp_path / "wrong")
+    options = CompareOptions(max_tokens=2, every=True)
+    found = compare(Side(plain), on_device(wrong), options)
+    assert found.divergence is not None
+    first = found.divergence.agreement.point.node
+    assert first == next(name for name in PAGES if name not in sound)
+    right = [each.point.node for each in found.agreements if each.worst <= found.tolerance]
+    assert right == sound
 
 
 def test_the_command(plain: Artifact, tmp_path: Path) -> None:
