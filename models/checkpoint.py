@@ -26,6 +26,7 @@ from .weights.safetensors_reader import SafetensorsReader
 from .weights.source import TensorInfo, WeightSource
 
 _ROPE_FREQS = "rope_freqs.weight"
+_MODEL_IS = "a folder with config.json and safetensors, or a .gguf file"
 _MAX_LISTED = 6
 _OLD_WEIGHTS = ("pytorch_model*.bin", "consolidated*.pth", "*.pt", "*.bin")
 
@@ -210,7 +211,9 @@ def open_checkpoint(path_or_name: str | Path, progress: Progress | None = None) 
     if path.suffix == ".gguf":
         return _open_gguf(path)
     if path.is_file():
-        raise ModelError(f"{path}: a model is a folder with config.json, or a .gguf file")
+        near = (path.parent / "config.json").is_file()
+        hint = f". Give the folder that it lies in, {path.parent}" if near else ""
+        raise ModelError(f"{path}: a model is {_MODEL_IS}{hint}")
     return _open_folder(path)
 
 
@@ -239,8 +242,7 @@ def _open_folder(folder: Path) -> Checkpoint:
         ggufs = sorted(folder.glob("*.gguf"))
         if len(ggufs) == 1:
             return _open_gguf(ggufs[0])
-        hint = f"; name one of its {len(ggufs)} GGUF files" if ggufs else ""
-        raise ModelError(f"{folder}: has no config.json{hint}")
+        raise ModelError(f"{folder}: has no config.json{_instead(folder, len(ggufs))}")
     config = read_config(folder)
     _refuse_old_weights(folder)
     source = SafetensorsReader(folder)
@@ -249,6 +251,17 @@ def _open_folder(folder: Path) -> Checkpoint:
     except ModelError:
         source.close()
         raise
+
+
+def _instead(folder: Path, num_ggufs: int) -> str:
+    """Say what to do with a folder that is no checkpoint, by what it holds."""
+    if num_ggufs:
+        return f"; name one of its {num_ggufs} GGUF files"
+    if (folder / "pagedom.json").is_file():
+        return "; it is an artefact, compiled already: run-om runs it"
+    if (folder / "bundle.json").is_file():
+        return "; it was written by --emit atc: compile-model --from-om finishes it"
+    return f"; a model is {_MODEL_IS}"
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -260,7 +273,7 @@ def read_config(path: Path) -> ModelConfig:
     values = _read_json(file)
     generation = folder / "generation_config.json"
     more = _read_json(generation) if generation.is_file() else None
-    with _named(folder):
+    with _named(folder if file.name == "config.json" else file):
         return ModelConfig.from_hf(values, more, folder.resolve().name)
 
 
@@ -279,6 +292,8 @@ def _refuse_old_weights(folder: Path) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path}: does not exist") from None
     except (OSError, ValueError, RecursionError) as problem:
         raise ModelError(f"{path}: is not readable JSON ({problem})") from problem
     if not isinstance(values, dict):

@@ -46,7 +46,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         problems = self.problems()
         if problems:
-            raise ConfigError(f"{self.name or 'model'}: " + "; ".join(problems))
+            raise ConfigError("; ".join(problems))
 
     def problems(self) -> list[str]:
         """Return every rule that the values break, as text; empty for a sound configuration."""

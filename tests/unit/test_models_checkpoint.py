@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pagedom.models.checkpoint import open_checkpoint
+from pagedom.models.checkpoint import open_checkpoint, read_config
 from pagedom.models.errors import ConfigError, ModelError, TokenizerError, WeightError
 from pagedom.models.weights.cast import cast_array
 
@@ -172,12 +172,42 @@ def test_pickled_weights_are_refused_with_advice(toy, tmp_path):
     assert "pytorch_model.bin" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("holds", "words"),
+    [
+        ("pagedom.json", "run-om runs it"),
+        ("bundle.json", "--from-om finishes it"),
+        ("notes.txt", "a model is a folder with config.json"),
+    ],
+)
+def test_a_folder_that_is_no_model_says_what_to_do_with_it(tmp_path, holds, words):
+    (tmp_path / holds).write_text("{}")
+    with pytest.raises(ModelError, match=r"no config\.json") as refused:
+        open_checkpoint(tmp_path)
+    assert words in str(refused.value)
+
+
+def test_a_configuration_is_called_by_its_file(toy, tmp_path):
+    path = folder(toy, tmp_path)
+    with pytest.raises(ModelError, match=r"absent\.json: does not exist"):
+        read_config(path / "absent.json")
+    (path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"/tokenizer\.json: .*model_type is missing"):
+        read_config(path / "tokenizer.json")
+    values = toy.config(num_key_value_heads=3)
+    (path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError) as refused:
+        read_config(path)
+    assert str(refused.value).count(f"{path.name}: ") == 1
+
+
 def test_folders_and_files_that_are_no_model(toy, tmp_path):
     with pytest.raises(ModelError, match=r"no config\.json"):
         open_checkpoint(tmp_path)
     path = folder(toy, tmp_path)
-    with pytest.raises(ModelError, match="a model is a folder"):
+    with pytest.raises(ModelError, match="a model is a folder") as refused:
         open_checkpoint(path / "model.safetensors")
+    assert f"Give the folder that it lies in, {path}" in str(refused.value)
     (path / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json: is not readable JSON"):
         open_checkpoint(path)
