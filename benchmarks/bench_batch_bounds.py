@@ -3,7 +3,8 @@
     python benchmarks/bench_batch_bounds.py --out batch_bounds.json
 
 Budget: 5 % of the host work, which `bench_host_step.py` times. The same steps are run with and
-without the check, in turn, and the check is timed alone.
+without the check, in turn, and the check is timed alone. The difference of two steps has the noise
+of both: read it as a median of many rounds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import timeit
 from pathlib import Path
+from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -37,19 +39,21 @@ def alone_us(batch: int, args: argparse.Namespace) -> float:
 
 
 def compare(batch: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the least median step with and without the check, and the check alone."""
+    """Return a step with and without the check, and the check alone."""
     with_check, without = [], []
     for _ in range(args.rounds):
         with_check.append(measure(batch, args)["median_us"])
         with patch.object(BatchBounds, "hold", lambda *given: True):
             without.append(measure(batch, args)["median_us"])
     alone = alone_us(batch, args)
+    added = median(one / other - 1 for one, other in zip(with_check, without))
     return {
         "batch": batch,
         "with_us": min(with_check),
         "without_us": min(without),
         "alone_us": round(alone, 2),
         "alone_percent": round(100 * alone / min(without), 1),
+        "added_percent": round(100 * added, 1),
     }
 
 
@@ -57,7 +61,7 @@ def main() -> None:
     """Measure and print a table; write JSON with --out."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batches", default="1,16,64,256", help="batch sizes")
-    parser.add_argument("--rounds", type=int, default=5, help="with and without, in turn")
+    parser.add_argument("--rounds", type=int, default=25, help="with and without, in turn")
     parser.add_argument("--steps", type=int, default=300, help="steps timed a round")
     parser.add_argument("--max-seq-len", type=int, default=2048)
     parser.add_argument("--page-size", type=int, default=32)
@@ -69,12 +73,14 @@ def main() -> None:
     for row in rows:
         print(
             f"B {row['batch']:4d}  step {row['without_us']:6.1f} us, with the check "
-            f"{row['with_us']:6.1f} us; alone {row['alone_us']:.2f} us = {row['alone_percent']} %"
+            f"{row['with_us']:6.1f} us, {row['added_percent']:+.1f} %; alone "
+            f"{row['alone_us']:.2f} us = {row['alone_percent']} %"
         )
     record = {
         "benchmark": "batch_bounds",
         "machine": machine_facts(),
         "seed": args.seed,
+        "rounds": args.rounds,
         "budget_percent": BUDGET_PERCENT,
         "results": rows,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from ascend_machine import prepare
 from click.testing import CliRunner
 
 from pagedom.compiler.advice_command import show_advice
@@ -41,3 +42,25 @@ def test_config_and_artefact_have_one_ledger(toy_model, compile_to, capsys, form
     constants = sum(rows[0][name] for name in before["constants"])
     assert constants <= rows[1]["weights"] <= constants + SHAPES
     assert rows[1]["workspace"] == rows[0]["workspace"]
+
+
+@pytest.mark.parametrize("target", ["Ascend910B3", "Ascend310B4"])
+def test_a_chips_artefact_knows_memory_and_workspace(
+    toy_model, tmp_path, monkeypatch, target
+) -> None:
+    machine = prepare(tmp_path, monkeypatch)
+    out = machine.root / "chip"
+    shapes = ("--target", target, "--max-batch", 3, "--max-batch-tokens", 24, "--memory", 8)
+    compiled = machine.run(toy_model.folder, *shapes, "--cann", machine.cann("9.1.0"), "-o", out)
+    assert compiled.exit_code == 0, compiled.output
+    planned = json.loads(machine.run(toy_model.folder, *shapes, "--plan", "--json").stdout)["plan"]
+    result = CliRunner().invoke(run_om, ["plan", str(out), "--json"])
+    assert result.exit_code == 0, result.output
+    plan = json.loads(result.stdout)["plan"]
+    assert plan["memory_bytes"] == 8 * 1024**3 == planned["memory_bytes"]
+    assert plan["target"] == target
+    for key in ("pages", "pages_full", "page_bytes", "fits"):
+        assert plan[key] == planned[key], key
+    (workspace,) = (row for row in plan["rows"] if row["name"] == "workspace")
+    assert workspace["how"] == "as the artefact says"
+    assert workspace["bytes"] > 0
