@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .gear_list import GearError, parse_gears
 from .host_forms import INPLACE, ROWS, HostForm
@@ -56,7 +56,8 @@ def resolve_form(options: FormOptions, target: Target, table_width: int) -> Host
 
 def _pairs(text: str, target: Target) -> tuple[tuple[int, int], ...]:
     """Return gears (T,B) in the order given; a gear with fewer tokens than sequences is refused."""
-    found = parse_gears(text, _PAIR, target.family.gears).gears
+    limits = replace(target.family.gears, minimum=1)  # one alone is a static model
+    found = parse_gears(text, _PAIR, limits).gears
     problems = [
         f"gear {tokens},{seqs} has fewer tokens than sequences: a sequence of a step has at least "
         "one token (a gear is T,B: tokens, then sequences)"

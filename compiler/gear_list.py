@@ -72,13 +72,13 @@ def parse_gears(
 def _parse_gear(
     part: str, number: int, num_dynamic: int, limits: GearLimits
 ) -> tuple[DimGear | None, list[str]]:
-    where = f"gear {number} ({part!r})"
+    where = f"--gears, gear {number} ({part!r})"
     values = [value.strip() for value in part.split(",")] if part else []
     problems = []
     if len(values) != num_dynamic:
         problems.append(
-            f"{where} has {len(values)} value(s), the model has {num_dynamic} dimension(s) of -1: "
-            f"a gear gives exactly one number for each -1 ({limits.source})"
+            f"{where} has {len(values)} value(s), must have {num_dynamic}: T,B is tokens, then "
+            f"sequences ({limits.source}: one number for each open dimension)"
         )
     for value in values:
         if value == "-1":

@@ -31,6 +31,13 @@ def test_gears_get_a_page_for_everything() -> None:
     assert form(gears="16,4;64,5", num_pages=9).num_pages == 9
 
 
+def test_one_gear_is_a_static_model_as_on_a_chip() -> None:
+    assert form(gears="16,4") == HostForm(((16, 4),), 1 + 4 * WIDTH, "inplace", WIDTH)
+    assert form(gears="16,4").max_batch == 3
+    with pytest.raises(GearError, match="has one sequence"):
+        form(gears="16,1")
+
+
 def test_rows() -> None:
     assert form(cache_write="rows") == HostForm((), 0, "rows", WIDTH)
     both = form(cache_write="rows", gears="16,4;64,5")
@@ -44,10 +51,9 @@ def test_rows() -> None:
     [
         ({"num_pages": 9}, FormError, "--num-pages 9 without --gears"),
         ({"gears": "16,4;64,4", "num_pages": 8}, FormError, "must be at least 9"),
-        ({"gears": "16,4"}, GearError, "one gear"),
         ({"gears": "4,16;64,4"}, GearError, "gear 4,16 has fewer tokens than sequences"),
         ({"gears": "1,1;64,1"}, GearError, "gear 64,1 is the largest and has one sequence"),
-        ({"gears": "16;64,4"}, GearError, "gear 1 ('16') has 1 value"),
+        ({"gears": "16;64,4"}, GearError, "--gears, gear 1 ('16') has 1 value(s), must have 2"),
         ({"gears": "16,-1;64,4"}, GearError, "still has a -1"),
         ({"cache_write": "copy"}, FormError, "must be inplace or rows"),
     ],

@@ -36,7 +36,7 @@ def test_case_7_1_single_gear() -> None:
 def test_case_7_2_one_number_missing() -> None:
     (problem,) = problems("16,1;32")
     assert "gear 2 ('32') has 1 value(s)" in problem
-    assert "exactly one number for each -1" in problem
+    assert "must have 2: T,B is tokens, then sequences" in problem
 
 
 def test_case_7_3_minus_one_inside() -> None:
