@@ -1,8 +1,7 @@
 """A small model in any form of a host artefact, run on an executor through a trace of steps.
 
-The trace mixes prefill, chunked prefill and decode of several sequences on scattered pages; with
-gears each step is padded as the runtime pads it, with a dummy sequence on the null page. Rows
-artefacts get their new rows copied into the pool, token by token.
+The trace is that of `toy_scheduler`. Rows artefacts get their new rows copied into the pool, token
+by token.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from dense_llama import dense_logits
+from toy_scheduler import GEARS, NUM_PAGES, TABLE_WIDTH, TRACE, Step, ToyScheduler
 
 from pagedom.compiler.export import ExportOptions, export_onnx
-from pagedom.compiler.ge_import import GeOptions, import_onnx
+from pagedom.compiler.ge_import import import_onnx
 from pagedom.compiler.ge_import_cache import SCATTER_PA
 from pagedom.compiler.host import HostGraph, lower_for_host, write_host_om
 from pagedom.compiler.host_forms import HostForm
@@ -60,19 +59,6 @@ CONFIGS = {
     ),
     "windows": dataclasses.replace(LLAMA, windows=(5, -1), qkv_bias=True),
 }
-TABLE_WIDTH, SEQUENCES = 3, 3
-NUM_PAGES = 1 + TABLE_WIDTH * SEQUENCES
-# Padding in each: 200 tokens are more than a row of the table holds at page sizes 16 and 32.
-GEARS = ((4, 4), (24, 3), (40, 4), (200, 4))
-# (sequence, new tokens) of each step: prefill, decode, a prompt beside decodes, a pause, a chunk.
-TRACE = [
-    [("a", 20), ("b", 7)],
-    [("a", 1), ("b", 1)],
-    [("a", 1), ("c", 13)],
-    [("b", 1), ("c", 6), ("a", 1)],
-    [("c", 1), ("a", 1)],
-    [("b", 1)],
-]
 
 
 class Weights:
@@ -134,7 +120,7 @@ def lower_by(
     """Lower with passes of a chip; with ScatterNdUpdate padding goes into the null page."""
     model = exported(config, page_size)
     run_onnx_passes(model, passes)
-    build = import_onnx(model, "tiny", GeOptions(cache_writer))
+    build = import_onnx(model, "tiny")
     graph = HostGraph(build, run_passes(build, []), {}, {})
     weights = Weights(config)
     write_host_om(path, graph, weights, "test")
@@ -143,17 +129,15 @@ def lower_by(
 
 
 class Run:
-    """An executor with its caches and a toy scheduler."""
+    """An executor with its caches, and the steps that it runs."""
 
-    def __init__(self, kind: str, lowered: Lowered, seed: int = 3) -> None:
+    def __init__(self, kind: str, lowered: Lowered) -> None:
         self.lowered = lowered
         self.om = read_om(lowered.path)
         self.executor = make_executor(kind, self.om, ExecutorOptions(threads=1))
-        config = lowered.config
-        rng = np.random.default_rng(seed)
-        self.table = (1 + rng.permutation(NUM_PAGES - 1)).reshape(SEQUENCES, TABLE_WIDTH)
-        self.ids = {name: rng.integers(0, config.vocab_size, 60).tolist() for name in "abc"}
-        self.lengths = dict.fromkeys("abc", 0)
+        self.scheduler = ToyScheduler(
+            lowered.config.vocab_size, lowered.page_size, lowered.gears, lowered.padding_slot
+        )
         self.caches = {
             desc.name: np.full(
                 [NUM_PAGES if extent < 0 else extent for extent in desc.shape],
@@ -169,18 +153,13 @@ class Run:
         for step in TRACE:
             yield self.step(step), self.wanted(step)
 
-    def wanted(self, step: list[tuple[str, int]]) -> np.ndarray:
+    def wanted(self, step: Step) -> np.ndarray:
         """Return the dense model's logits for the sequences of a step that was just run."""
-        weights = self.lowered.weights.tensors
-        rows = [
-            dense_logits(self.lowered.config, weights, self.ids[name][: self.lengths[name]])[-1]
-            for name, _ in step
-        ]
-        return np.array(rows)
+        return self.scheduler.wanted(step, self.lowered.config, self.lowered.weights.tensors)
 
-    def step(self, step: list[tuple[str, int]]) -> np.ndarray:
+    def step(self, step: Step) -> np.ndarray:
         """Run one step; returns its logits [sequences, V]."""
-        inputs = self._inputs(step)
+        inputs = self.scheduler.inputs(step)
         arrays = []
         for desc in self.executor.inputs:
             array = self.caches.get(desc.name)
@@ -205,50 +184,3 @@ class Run:
         rows = buffer[: count * pool.itemsize].view(pool.dtype).reshape(shape)
         flat = pool.reshape(-1, pool.shape[-1])
         flat[slots[slots >= 0]] = rows[slots >= 0]
-
-    def _inputs(self, step: list[tuple[str, int]]) -> dict[str, np.ndarray]:
-        size = self.lowered.page_size
-        ids, positions, slots, q_lens = [], [], [], []
-        for name, count in step:
-            row = self.table["abc".index(name)]
-            for position in range(self.lengths[name], self.lengths[name] + count):
-                ids.append(self.ids[name][position])
-                positions.append(position)
-                slots.append(row[position // size] * size + position % size)
-            self.lengths[name] += count
-            q_lens.append(count)
-        table = [self.table["abc".index(name)] for name, _ in step]
-        kv_lens = [self.lengths[name] for name, _ in step]
-        ends = np.cumsum(q_lens).tolist()
-        logits_rows = [end - 1 for end in ends]
-        for tokens, seqs in self._gear(len(ids), len(step)):
-            dummy, spare = tokens - len(ids), seqs - len(step)
-            visible = min(dummy, TABLE_WIDTH * size)
-            ids += [0] * dummy
-            positions += [place % visible for place in range(dummy)]
-            slots += [self.lowered.padding_slot] * dummy
-            table += [np.zeros(TABLE_WIDTH, int)] * spare
-            kv_lens += ([visible] + [0] * (spare - 1))[:spare]
-            ends += [tokens] * spare
-            logits_rows += [0] * spare
-        named = {
-            "input_ids": ids,
-            "positions": positions,
-            "slot_mapping": slots,
-            "block_table": table,
-            "cu_seqlens": [0, *ends],
-            "seq_ends": ends,
-            "kv_lens": kv_lens,
-            "token_seqs": np.repeat(np.arange(len(ends)), np.diff([0, *ends])),
-            "token_lens": np.array(positions) + 1,
-            "logits_rows": logits_rows,
-        }
-        return {name: np.array(value) for name, value in named.items()}
-
-    def _gear(self, tokens: int, seqs: int) -> list[tuple[int, int]]:
-        fitting = [
-            gear
-            for gear in self.lowered.gears
-            if (tokens == gear[0] and seqs <= gear[1]) or (tokens < gear[0] and seqs < gear[1])
-        ]
-        return sorted(fitting)[:1]

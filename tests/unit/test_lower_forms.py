@@ -37,7 +37,7 @@ def test_a_spoilt_sequence_spoils_no_other(tmp_path: Path, form: str, executor: 
     lowered = lower(CONFIGS["gqa"], FORMS[form], 32, tmp_path)
     run = Run(executor, lowered)
     run.step(TRACE[0])
-    run.caches["kv_rows_pool"][run.table[0]] = np.nan  # all pages of sequence a
+    run.caches["kv_rows_pool"][run.scheduler.table[0]] = np.nan  # all pages of sequence a
     for step in TRACE[1:4]:
         found, wanted = run.step(step), run.wanted(step)
         for (name, _), row, right in zip(step, found, wanted):
