@@ -8,8 +8,6 @@ from typing import Any
 
 import click
 
-from ..models.checkpoint import open_checkpoint, read_config
-from ..models.config import ModelConfig
 from ..runtime.memory_report import render_plan
 from ..runtime.show import show
 from .chip_form import GIB, plan_request
@@ -18,7 +16,7 @@ from .host_forms import ROWS
 from .page_advisor import PageRequest, advise_pages, read_lengths
 from .page_report import render_page_advice
 from .planner import STEP_TOKENS, PlanRequest, plan_memory
-from .request import CompileOptions, CompileRequest, resolve_for
+from .request import CompileOptions, CompileRequest, model_config, resolve_for
 
 
 def show_advice(options: dict[str, Any], compile_options: CompileOptions) -> None:
@@ -27,7 +25,7 @@ def show_advice(options: dict[str, Any], compile_options: CompileOptions) -> Non
     What a compilation would refuse is refused here too: raises ModelError, TargetError,
     CombinationError, RequestError, PlanError, LengthsError, NoLegalPageError.
     """
-    config = _read_config(compile_options.model)
+    config = model_config(compile_options.model)
     request = resolve_for(compile_options, config, plan=True)
     data: dict[str, Any] = {}
     if options["advise_pages"]:
@@ -46,15 +44,6 @@ def show_advice(options: dict[str, Any], compile_options: CompileOptions) -> Non
                 show(render_gears(request.gear_plan))
     if options["as_json"]:
         click.echo(json.dumps(data, indent=2))
-
-
-def _read_config(model: str) -> ModelConfig:
-    """Read a config.json alone where there is one: no weights are needed."""
-    path = Path(model)
-    if path.suffix == ".json" or (path / "config.json").is_file():
-        return read_config(path)
-    with open_checkpoint(model) as checkpoint:
-        return checkpoint.config
 
 
 def _advice(request: CompileRequest, options: dict[str, Any]) -> Any:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..models.checkpoint import Checkpoint
+from ..models.checkpoint import Checkpoint, open_checkpoint, read_config
 from ..models.config import ModelConfig
 from ..models.gguf_name import gguf_name
 from .atc_settings import DEFAULT_SETTINGS, AtcSettings, compiling_cann
 from .attention_form import COMPOSED, attention_form
+from .cann_install import CannNotFoundError
 from .chip_form import (
     ChipForm,
     ChipModel,
@@ -140,8 +141,8 @@ class CompileRequest:
             ("target", self.target.name),
             ("dtype", self.dtype),
             ("page size", f"{self.page_size} tokens"),
-            ("longest sequence", f"{self.max_seq_len} tokens ({pages} pages)"),
-            ("largest batch", f"{self.max_batch} sequences a step"),
+            ("longest sequence", f"{self.max_seq_len} tokens ({_counted(pages, 'page')})"),
+            ("largest batch", f"{_counted(self.max_batch, 'sequence')} a step"),
             ("form", self.form.text()),
         ]
         if self.gear_plan is not None:
@@ -155,14 +156,34 @@ class CompileRequest:
         return [*shown, ("output", str(self.output))]
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def model_config(model: str) -> ModelConfig:
+    """Read what MODEL is; of a folder its config.json alone, so that no weights are needed."""
+    path = Path(model)
+    if path.suffix == ".json" or (path / "config.json").is_file():
+        return read_config(path)
+    with open_checkpoint(model) as checkpoint:
+        return checkpoint.config
+
+
 def require_compiler(options: CompileOptions) -> None:
     """Refuse what needs no model to be refused, before one is opened or fetched.
 
-    Raises TargetError, RequestError, CannNotFoundError.
+    Without a toolkit what else is wrong is said first: a toolkit would not mend it.
+
+    Raises TargetError, RequestError, CannNotFoundError; without a toolkit all that `resolve` does.
     """
     target = resolve_target(options.target)
     _refuse_atc_for_host(options, target)
-    _cann(options, target, plan=False)
+    try:
+        _cann(options, target, plan=False)
+    except CannNotFoundError:
+        if Path(options.model).exists():  # a demo would be fetched
+            resolve_for(options, model_config(options.model), plan=True)
+        raise
 
 
 def resolve(options: CompileOptions, checkpoint: Checkpoint) -> CompileRequest:
@@ -196,13 +217,19 @@ def resolve_for(options: CompileOptions, config: ModelConfig, plan: bool = False
     width = table_width(target, max_seq_len, page_size, composed)
     model = ChipModel(target, config, dtype, page_size, max_seq_len, max_batch, width)
     chip = _form(options, model, fit=not plan)
+    notes = chip.notes
+    largest = chip.form.max_batch or max_batch
+    if largest < max_batch:  # gears were given: no pages for sequences that they cannot hold
+        model = replace(model, max_batch=largest)
+        chip = _form(options, model, fit=not plan)
+        notes = (*_batch_notes(options, largest), *chip.notes)
     return CompileRequest(
         config=config,
         target=target,
         dtype=dtype,
         page_size=page_size,
         max_seq_len=max_seq_len,
-        max_batch=min(max_batch, chip.form.max_batch or max_batch),
+        max_batch=model.max_batch,
         emit=options.emit,
         output=options.output or default_output(options, target),
         form=chip.form,
@@ -210,7 +237,17 @@ def resolve_for(options: CompileOptions, config: ModelConfig, plan: bool = False
         gear_plan=chip.gear_plan,
         cann=cann,
         cann_release=release,
-        warnings=(*(str(row) for row in cautions(combination)), *chip.notes),
+        warnings=(*(str(row) for row in cautions(combination)), *notes),
+    )
+
+
+def _batch_notes(options: CompileOptions, largest: int) -> tuple[str, ...]:
+    """Say so when the gears that were given hold less than the batch that was."""
+    if options.max_batch is None:
+        return ()
+    return (
+        f"--max-batch {options.max_batch}: a step holds {_counted(largest, 'sequence')} at most, "
+        "for the largest of --gears needs one of its rows for padding",
     )
 
 

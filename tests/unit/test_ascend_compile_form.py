@@ -125,8 +125,12 @@ def test_gears_given(config: ModelConfig) -> None:
     request = decide(config, A2, gears="64,9;8,8", max_batch=100)
     assert request.form.gears == ((64, 9), (8, 8))
     assert request.max_batch == 8  # of (64,9) one row is for padding
+    assert request.form.num_pages == 1 + 8 * 16  # of 100 sequences 92 will never be there
+    (warning,) = request.warnings
+    assert "--max-batch 100: a step holds 8 sequences at most" in warning
     assert request.gear_plan is None
     static = decide(config, A2, gears="64,9")
+    assert static.warnings == ()
     assert static.form.gears == ((64, 9),)
     with pytest.raises(GearError, match="fewer tokens than sequences"):
         decide(config, A2, gears="4,8;64,9")
@@ -239,6 +243,21 @@ def test_the_toolkit_is_looked_for_first(
     assert resolve_for(options, config).cann_release == "8.1.RC1"
     with pytest.raises(CannNotFoundError, match=r"--cann 8\.1\.RC1 is a release"):
         require_compiler(CompileOptions("m", target=A2, atc=AtcSettings(cann="8.1.RC1")))
+
+
+def test_without_a_toolkit_other_mistakes_are_said_first(
+    machine: AscendMachine, tmp_path: Path, toy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A toolkit would not mend them, and where CANN is absent it takes long to get one."""
+    monkeypatch.setenv("PATH", str(machine.root))
+    (tmp_path / "config.json").write_text(json.dumps(toy.config(hidden_size=256)))
+    for given, error in (
+        ({"gears": "x,8"}, GearError),
+        ({"dtype": "float32"}, CombinationError),
+        ({}, CannNotFoundError),
+    ):
+        with pytest.raises(error):
+            require_compiler(CompileOptions(str(tmp_path), target=A2, **given))
 
 
 def test_options_of_a_chip_are_not_ignored_for_the_host(config: ModelConfig) -> None:
