@@ -112,12 +112,10 @@ def _levers(manifest: Manifest, options: EngineOptions, facts: MemoryFacts) -> l
     def tokens(value: int) -> MemoryPlan:
         return _plan(manifest, replace(options, max_batch_tokens=value), facts)
 
-    levers = [Lever("--max-batch", facts.max_batch, batch)]
-    geometry = model_facts(manifest, Gears(manifest.gears))
-    if not geometry.gear_tokens:  # a gear has its tokens whatever is asked for
-        step = facts.limits.max_tokens
-        levers.append(Lever("--max-batch-tokens", step, tokens, least=facts.max_batch))
-    return levers
+    return [
+        Lever("--max-batch", facts.max_batch, batch),
+        Lever("--max-batch-tokens", facts.limits.max_tokens, tokens, least=facts.max_batch),
+    ]
 
 
 def _plan(manifest: Manifest, options: EngineOptions, facts: MemoryFacts) -> MemoryPlan:

@@ -139,6 +139,23 @@ def test_what_to_change_leads_to_plans_that_fit(manifest) -> None:
     assert plan_artifact(wide, replace(paged, max_batch_tokens=tokens + 1), 16 << 20).fits is False
 
 
+def test_a_smaller_batch_brings_a_smaller_pool_with_it(manifest) -> None:
+    silent = replace(manifest, memory={"weights": 0, "workspace": 0})
+    crowded = EngineOptions(max_batch=8, num_pages=200)
+    needed = plan_artifact(silent, EngineOptions(max_batch=4)).total_bytes
+    plan = plan_artifact(silent, crowded, int(needed / 0.9) + 64)
+    batch = number_after("\n".join(plan.advice), "--max-batch")
+    assert 4 <= batch < 8
+    fitting = EngineOptions(max_batch=batch)
+    assert plan_artifact(silent, fitting, int(needed / 0.9) + 64).fits is True
+
+
+def test_where_nothing_fits_a_larger_device_is_all_that_is_proposed(manifest) -> None:
+    heavy = replace(manifest, memory={"weights": GIB}, dtype="float16")
+    plan = plan_artifact(heavy, EngineOptions(max_batch=8), 1 << 20)
+    assert [line.split()[0] for line in plan.advice] == ["As", "Or"]
+
+
 def test_compiled_pages_are_changed_by_compiling_again(artefacts) -> None:
     geared = replace(read_manifest(artefacts["gears"]), memory={"weights": 0, "workspace": 0})
     total = plan_artifact(geared, EngineOptions()).total_bytes
@@ -236,33 +253,28 @@ def test_fast_small_and_without_heavy_imports(artefacts, tmp_path, kind) -> None
         args = [str(tmp_path), "--target", "Ascend910B1"]
     code = """
 import json, sys, time
-begin = time.perf_counter()
+begin = time.process_time()  # of one thread: what else the machine does is not counted
 from pagedom.runtime.cli import main
 try:
     main()
 except SystemExit as end:
     assert not end.code
-seconds = time.perf_counter() - begin
+seconds = time.process_time() - begin
 status = dict(line.split(':', 1) for line in open('/proc/self/status'))
 peak = int(status['VmHWM'].split()[0]) // 1024
 heavy = {"torch", "onnx", "onnx_ir", "onnxscript", "openvino", "safetensors"} & set(sys.modules)
 ours = [n for n in sys.modules if n.startswith(("pagedom.compiler", "pagedom.models"))]
 print(json.dumps([seconds, peak, sorted(heavy), len(ours)]), file=sys.stderr)
 """
-    runs = []
-    for _ in range(3):  # the machine may be busy: the best of three counts
-        done = subprocess.run(
-            [sys.executable, "-c", code, "plan", *args],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=tmp_path,
-        )
-        seconds, peak_mib, heavy, ours = json.loads(done.stderr.splitlines()[-1])
-        assert heavy == []
-        assert peak_mib < 100
-        assert bool(ours) == (kind == "config")
-        runs.append(seconds)
-        if seconds < 1.0:
-            break
-    assert min(runs) < 1.0
+    done = subprocess.run(
+        [sys.executable, "-c", code, "plan", *args],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    seconds, peak_mib, heavy, ours = json.loads(done.stderr.splitlines()[-1])
+    assert heavy == []
+    assert bool(ours) == (kind == "config")
+    assert peak_mib < 100
+    assert seconds < 1.0
