@@ -9,14 +9,14 @@ from .acl.errors import AclError, AclUnavailableError
 from .acl.opening import open_acl
 from .acl.options import AclOptions
 from .acl.protocol import Acl
-from .artifact import Artifact
+from .artifact import Artifact, ArtifactError
 from .backend import DeviceLostError, ModelFacts
 from .cache_binding import cache_spec, compiled_pages
 from .cache_self_test import check_cache_update
 from .device import WAIT_LIMIT_S, Device
 from .gears import Gears
 from .kv_cache import KvCache
-from .manifest import Binding, Manifest
+from .manifest import HOST_TARGET, Binding, Manifest
 from .om_model import OmModel
 from .packed_batch import BatchLayout, PackedBatch
 from .step_output import StepOutput
@@ -25,7 +25,7 @@ from .tokenizer import Tokenizer
 if TYPE_CHECKING:
     from .engine_options import EngineOptions
 
-HOST_TARGET = "host"
+_OPENVINO, _OPENVINO_BLOCK = "openvino", 32  # page sizes of that executor are multiples of this
 _NO_SLOT = -1  # what the packed batch holds for padding
 # Which slots a step writes: the runtime needs them to copy new rows, whether or not the model does.
 _SLOTS = Binding("slot_mapping", "slot_mapping", "int32", ("T",))
@@ -159,16 +159,29 @@ def model_facts(manifest: Manifest, gears: Gears) -> ModelFacts:
     )
 
 
+def _refuse_small_pages(artifact: Artifact, executor: str) -> None:
+    """Such an artefact is in order, for the oracle; what the kernel says of it misleads."""
+    page_size = artifact.manifest.page_size
+    if executor == _OPENVINO and page_size % _OPENVINO_BLOCK:
+        raise ArtifactError(
+            f"{artifact.folder} has pages of {page_size} tokens, and the openvino executor takes "
+            f"multiples of {_OPENVINO_BLOCK}",
+            f"Take --executor oracle (slow), or compile with --page-size {_OPENVINO_BLOCK}",
+        )
+
+
 def open_artifact(
     folder: str | Path, options: EngineOptions, tokenizer: Tokenizer | None
 ) -> tuple[ArtifactBackend, Tokenizer | None]:
     """Open a folder with the cheap checks; the tokenizer is its own unless one is given.
 
     An artefact for `host` runs on the host device, any other on CANN's. Without tokenizer.json
-    there is no tokenizer, and prompts are token ids.
+    there is no tokenizer, and prompts are token ids. Raises ArtifactError, AclUnavailableError.
     """
     artifact = Artifact.open(folder)
     host = artifact.manifest.target == HOST_TARGET
+    if host and options.acl is None:
+        _refuse_small_pages(artifact, options.executor)
     settings = AclOptions(
         executor=options.executor, threads=options.threads or 0, checked=options.checked
     )

@@ -11,9 +11,8 @@ from .doctor_acl import AclState
 from .doctor_cann import CannState
 from .doctor_findings import OK, PROBLEM, WARNING, Finding, size
 from .doctor_machine import MachineState
-from .manifest import Manifest
+from .manifest import HOST_TARGET, Manifest
 
-HOST = "host"
 _OPENVINO_BLOCK = 32  # tokens; page sizes of the openvino executor are multiples of it
 _FLOAT16_ONLY = ("Ascend310P",)  # no bfloat16 in hardware: facts of the ascend310p family
 
@@ -44,7 +43,7 @@ def look_at_artifact(folder: Path, found: Found) -> Iterator[Finding]:
         f"{manifest.schema}, pages of {manifest.page_size}; files have their sizes (run-om verify "
         "reads them all)",
     )
-    if manifest.target == HOST:
+    if manifest.target == HOST_TARGET:
         yield from _on_host(manifest, found)
         yield from _memory(manifest, found.machine.free_bytes, "this machine")
     else:

@@ -58,6 +58,7 @@ ARTEFACTS = {
     "tokenizer": (lambda a: (a / "tokenizer.json").unlink(), "tokenizer.json is missing"),
     "cut": (lambda a: (a / "model.om").write_bytes(b"IMOD"), "model.om has 4 bytes, the manifest"),
     "magic": (lambda a: flip(a, 0), "wrong magic"),
+    "page size of the oracle": (lambda a: change_manifest(a, page_size=48), "--executor oracle"),
     "page size": (lambda a: change_manifest(a, page_size=64), "key_cache.0"),
     "batch": (lambda a: change_manifest(a, max_batch=-1), "max_batch must be at least 1, is -1"),
     "target": (
