@@ -40,7 +40,9 @@ class ReadBackError(ValueError):
 
     def __init__(self, path: Path, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n  ".join([f"{path} is not the OM that is wanted:", *self.problems]))
+        # Its name alone: what ATC wrote lies in a folder that is gone when this is read.
+        lines = [f"{path.name} is not the OM that is wanted:", *self.problems]
+        super().__init__("\n  ".join(lines))
 
 
 def read_back_om(path: Path, expected: ExpectedOm) -> list[str]:

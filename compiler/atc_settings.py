@@ -43,6 +43,11 @@ def compiling_cann(settings: AtcSettings, here: bool) -> tuple[CannInstall | Non
     """
     given = settings.cann
     names_release = given is not None and _RELEASE.fullmatch(given) and not Path(given).exists()
+    if given is not None and not names_release and not _folder(given).exists():
+        raise CannNotFoundError(
+            f"--cann {given} is neither a folder here nor a release such as 8.1.RC1: name the "
+            "toolkit's folder, or with --emit atc the release that will compile"
+        )
     if not here:
         if names_release:
             return None, given

@@ -228,8 +228,13 @@ def read_lengths(path: Path) -> np.ndarray:
                 text = line.split("#", 1)[0].strip()
                 if text:
                     found.append(_length(text, path, number))
-    except (OSError, UnicodeDecodeError) as error:
-        raise LengthsError(f"cannot read lengths from {path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise LengthsError(
+            f"cannot read lengths from {path}: it is no UTF-8 text (byte {error.start}); write one "
+            "number of tokens a line"
+        ) from None
+    except OSError as error:
+        raise LengthsError(f"cannot read lengths from {path}: {error.strerror}") from error
     if not found:
         raise LengthsError(f"{path} holds no length: write one number of tokens a line")
     return np.array(found, dtype=np.int64)

@@ -67,7 +67,7 @@ def test_fused_targets_get_planned_gears_for_every_step(config: ModelConfig) -> 
 
 @pytest.mark.parametrize(
     ("target", "dtype", "given"),
-    [(B4, "bfloat16", {}), (P3, "float16", {"cache_write": "rows"})],
+    [(B4, "float16", {}), (P3, "float16", {"cache_write": "rows"})],
 )
 def test_composed_targets_get_small_steps(
     config: ModelConfig, target: str, dtype: str, given: dict[str, Any]
@@ -243,6 +243,8 @@ def test_the_toolkit_is_looked_for_first(
     assert resolve_for(options, config).cann_release == "8.1.RC1"
     with pytest.raises(CannNotFoundError, match=r"--cann 8\.1\.RC1 is a release"):
         require_compiler(CompileOptions("m", target=A2, atc=AtcSettings(cann="8.1.RC1")))
+    with pytest.raises(CannNotFoundError, match="neither a folder here nor a release"):
+        decide(config, A2, cann="eight")
 
 
 def test_without_a_toolkit_other_mistakes_are_said_first(

@@ -133,7 +133,9 @@ def test_lengths_with_junk_name_the_line(model: Path, tmp_path: Path) -> None:
         assert result.exit_code == 1
         assert f"lengths.txt, line 3: '{junk}' is no length" in result.stderr
     path.write_bytes(bytes(range(128, 256)))
-    assert "cannot read lengths" in invoke(model, "--advise-pages", "--lengths", path).stderr
+    said = invoke(model, "--advise-pages", "--lengths", path).stderr
+    assert "cannot read lengths" in said
+    assert "it is no UTF-8 text (byte 0); write one number of tokens a line" in said
 
 
 @pytest.mark.parametrize(
