@@ -282,6 +282,11 @@ def _form(options: CompileOptions, model: ChipModel, fit: bool) -> ChipForm:
     """Return the form of an artefact; an ONNX file of --emit onnx has all shapes open."""
     if not model.target.is_host and options.emit != "onnx":
         return resolve_chip_form(options.chip, model, fit)
+    if fit and options.memory is not None:
+        raise FormError(
+            "--memory is for --plan, and for chips with --emit om or atc: here no number of pages "
+            "is made of it. Leave it out; run-om sizes the cache (--kv-bytes)"
+        )
     for name, value in (
         ("--traffic", options.traffic),
         ("--input-shape-range", options.input_shape_range or None),

@@ -270,6 +270,9 @@ def test_options_of_a_chip_are_not_ignored_for_the_host(config: ModelConfig) -> 
     for name, value in (("input_shape_range", True), ("max_batch_tokens", 9)):
         with pytest.raises(FormError, match="is for chips"):
             resolve_for(CompileOptions("m", **{name: value}), config)
+    with pytest.raises(FormError, match="--memory is for --plan, and for chips"):
+        resolve_for(CompileOptions("m", memory=8.0), config)
+    resolve_for(CompileOptions("m", memory=8.0), config, plan=True)
 
 
 def test_a_plan_needs_no_toolkit_and_no_room(config: ModelConfig) -> None:
