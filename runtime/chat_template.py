@@ -108,8 +108,8 @@ class ChatTemplate:
         if template is None:
             raise ChatTemplateError(
                 f"{folder} has no chat template ({FILE_NAME}), so it holds a base model or the "
-                "checkpoint came without one: use plain completion, or copy the template of the "
-                f"instruct model into {FILE_NAME} there"
+                "checkpoint came without one: use plain completion (run-om generate, "
+                f"Engine.generate), or copy the instruct model's template into {FILE_NAME} there"
             )
         return template
 

@@ -87,6 +87,7 @@ def test_a_base_model_cannot_chat(artefact):
     result = chat(artefact, ["Hi"])
     assert result.exit_code == 1
     assert "no chat template" in result.stderr
+    assert "run-om generate" in result.stderr
     assert not artefact.opened
 
 
