@@ -112,6 +112,8 @@ def run_round(
         "partial_steps": len(plain.steps) - len(prefill[0]) - len(decode[0]),
     }
     for name, (ours, theirs) in (("prefill", prefill), ("decode", decode)):
+        if not ours:
+            raise SystemExit(f"no {name} step fills its gear: take longer answers (--answer)")
         result |= {
             f"{name}_steps": len(ours),
             f"{name}_ratio": sum(ours) / sum(theirs),
