@@ -35,10 +35,6 @@ class CannInstall:
         """The folder of operators (ASCEND_OPP_PATH)."""
         return self.root / ROOT_MARK
 
-    def at_least(self, version: str) -> bool:
-        """Return whether this is `version` or newer; an unknown version is taken to be."""
-        return not self.version or version_key(self.version) >= version_key(version)
-
 
 def find_cann(
     path: Path | None = None,

@@ -111,10 +111,6 @@ class Device:
         """Device memory allocated through this object and not freed."""
         return sum(self._sizes.values())
 
-    def size_of(self, pointer: int) -> int:
-        """Return the bytes of an allocation that starts at `pointer`; raises KeyError."""
-        return self._sizes[pointer]
-
     def before_close(self, call: Callable[[], None]) -> None:
         """Have `call` run, newest first, when the device closes: models unload themselves."""
         self._before_close.append(call)

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from .doctor_findings import NOTE, OK, PROBLEM, WARNING, Finding, Surroundings, size
 
 PACKAGE = "pagedom"
-_SOURCED = "set by set_env.sh"
 
 
 class Variable(NamedTuple):

@@ -68,11 +68,6 @@ class KvCacheSpec:
         return self.num_kv_heads * self.head_dim * self.itemsize
 
     @property
-    def bytes_per_page_per_layer(self) -> int:
-        """Bytes of one page's K (or V) in one layer."""
-        return self.page_size * self.bytes_per_token_per_layer
-
-    @property
     def bytes_per_token(self) -> int:
         """Bytes of one token: K and V of every layer."""
         return 2 * self.num_layers * self.bytes_per_token_per_layer

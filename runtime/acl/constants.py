@@ -22,14 +22,6 @@ class MallocPolicy(IntEnum):
     HUGE1G_ONLY_P2P = 7
 
 
-class MallocFlag(IntFlag):
-    """Flags that may be added to a malloc policy."""
-
-    LOW_BAND = 0x100
-    HIGH_BAND = 0x1000
-    USER_SPACE_READONLY = 0x100000
-
-
 class MemcpyKind(IntEnum):
     """Direction of a copy."""
 
@@ -58,34 +50,6 @@ class MemAttr(IntEnum):
     HBM_P2P_NORMAL = 9
     HBM_HUGE1G = 10
     HBM_HUGE1G_P2P = 11
-
-
-class AclDataType(IntEnum):
-    """Element types in pyACL calls; the protobuf of an OM numbers them differently."""
-
-    UNDEFINED = -1
-    FLOAT = 0
-    FLOAT16 = 1
-    INT8 = 2
-    INT32 = 3
-    UINT8 = 4
-    INT16 = 6
-    UINT16 = 7
-    UINT32 = 8
-    INT64 = 9
-    UINT64 = 10
-    DOUBLE = 11
-    BOOL = 12
-    STRING = 13
-    COMPLEX64 = 16
-    COMPLEX128 = 17
-    BF16 = 27
-    INT4 = 29
-    UINT1 = 30
-    COMPLEX32 = 33
-    HIFLOAT8 = 34
-    FLOAT8_E5M2 = 35
-    FLOAT8_E4M3FN = 36
 
 
 class AclFormat(IntEnum):
@@ -119,14 +83,6 @@ class EventFlag(IntFlag):
     TIME_LINE = 8
     EXTERNAL = 0x20
     IPC = 0x40
-
-
-class StreamFlag(IntFlag):
-    """Flags of `rt.create_stream_with_config`."""
-
-    FAST_LAUNCH = 1
-    FAST_SYNC = 2
-    PERSISTENT = 4
 
 
 class StreamStatus(IntEnum):
@@ -185,6 +141,5 @@ class ExecAttr(IntEnum):
 GEAR_INPUT_NAME: Final = "ascend_mbatch_shape_data"  # ATC's hidden input of a gear model
 MAX_DIMS: Final = 128  # sum over all inputs in one dims dict
 MAX_NAME_BYTES: Final = 128
-MAX_GEARS: Final = 100  # ATC; 256 on Ascend 950
 ALIGN_BYTES: Final = 64  # start of every device allocation, and of every carved tensor
 SIZE_TOLERANCE_BYTES: Final = 64  # a static model accepts user buffers this much too small

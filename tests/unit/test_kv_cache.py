@@ -12,7 +12,6 @@ SPEC = KvCacheSpec(num_layers=30, num_kv_heads=3, head_dim=64, dtype="bfloat16",
 
 def test_sizes_and_strides():
     assert SPEC.bytes_per_token_per_layer == 384
-    assert SPEC.bytes_per_page_per_layer == 12_288
     assert SPEC.bytes_per_token == 23_040
     assert SPEC.bytes_per_page == 737_280
     assert SPEC.buffer_bytes(10) == 122_880
