@@ -10,6 +10,7 @@ nothing of pages. A mixed-up row, table, slot or length gives another token.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -48,11 +49,12 @@ TABLES = {
     "v_place": _random(5, MAX_SEQ_LEN, KV_HEADS, DIM),
     "head": _random(6, VOCAB, HEADS * DIM),
 }
+EXACT = {name: table.astype(np.float64) for name, table in TABLES.items()}
 
 
-def next_token(tokens: Sequence[int]) -> int:
-    """Return what the graph says after `tokens`; fails if two logits are too close to tell."""
-    t = {name: table.astype(np.float64) for name, table in TABLES.items()}
+@cache
+def _next(tokens: tuple[int, ...]) -> int:
+    t = EXACT
     ids, places = np.array(tokens), np.arange(len(tokens))
     keys = (t["k_table"][ids] * t["k_place"][places])[:, 0]
     values = (t["v_table"][ids] * t["v_place"][places])[:, 0]
@@ -66,10 +68,10 @@ def next_token(tokens: Sequence[int]) -> int:
 
 
 def continuation(prompt: Sequence[int], count: int) -> list[int]:
-    """Return the answer of a sequence that runs alone."""
+    """Return the answer of a sequence that runs alone; fails where two logits are too close."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(next_token(tokens))
+        tokens.append(_next(tuple(tokens)))
     return tokens[len(prompt) :]
 
 

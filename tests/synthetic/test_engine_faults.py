@@ -12,44 +12,37 @@ import random
 from pathlib import Path
 
 import pytest
-from formula_graph import VOCAB, continuation, write_artifact
+from formula_engines import CALL_KINDS, HAND_MADE, VOCAB, check_clean, continuation, make_backend
 
 from pagedom.runtime.acl.error_table import DEVICE_LOST
 from pagedom.runtime.acl.errors import AclError
 from pagedom.runtime.acl.faults import FaultPlan
-from pagedom.runtime.acl.host import HostAcl
-from pagedom.runtime.acl.options import AclOptions
 from pagedom.runtime.artifact import Artifact
-from pagedom.runtime.artifact_backend import ArtifactBackend
 from pagedom.runtime.engine import Engine, EngineError
 from pagedom.runtime.request import RequestFailed
 from pagedom.runtime.sampling_params import SamplingParams
 
-PAGE = 16
 MAX_BATCH = 2
+NUM_PAGES = 30
 TOKENS = 4
 PROMPTS = [[5, 9, 2], list(range(18)), [40, 41], [7] * 5, [1]]
-
-
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    return Artifact.open(write_artifact(tmp_path_factory.mktemp("faults") / "m", PAGE))
 
 
 class Trial:
     """One life of an engine on a device with one fault."""
 
-    def __init__(self, artifact: Artifact, kind: str, number: int, code: int) -> None:
+    def __init__(self, artifact: Artifact, form: str, kind: str, number: int, code: int) -> None:
         faults = FaultPlan(**{kind: {number: code}})
-        self.acl = HostAcl(AclOptions(executor="oracle", threads=1, checked=True, faults=faults))
-        self.kind, self.number, self.code = kind, number, code
+        backend = make_backend(artifact, self_test=False, faults=faults)
+        self.acl = backend._acl
+        self.form, self.kind, self.number, self.code = form, kind, number, code
         self.failed: list[int] = []  # prompts that ended with the error
         self.errors: list[str] = []
         self.opened = self.usable = False
         try:
             engine = Engine(
-                ArtifactBackend(artifact, self.acl),
-                num_pages=20,
+                backend,
+                num_pages=NUM_PAGES,
                 max_batch=MAX_BATCH,
                 max_batch_tokens=16,
                 checked=True,
@@ -76,7 +69,7 @@ class Trial:
                 self.errors.append(str(failure))
                 self.failed.append(place)
             else:
-                assert list(answer.token_ids) == continuation(prompt, TOKENS)
+                assert list(answer.token_ids) == continuation(self.form, prompt, TOKENS)
         # There is one fault: if it hits the first of these, the second is served.
         for _ in range(2):
             try:
@@ -85,16 +78,14 @@ class Trial:
             except (EngineError, RequestFailed) as error:
                 self.errors.append(str(error))
             else:
-                assert list(after.token_ids) == continuation([3, 1, 4], TOKENS)
+                assert list(after.token_ids) == continuation(self.form, [3, 1, 4], TOKENS)
                 self.usable = True
                 return
 
     def check_nothing_is_left(self) -> None:
         """Fail if a handle or memory is alive, or something was used wrongly on the way."""
         assert all(str(self.code) in error for error in self.errors)
-        assert self.acl.ledger.report() == ""
-        assert self.acl.ledger.usage_errors == []
-        assert self.acl.calls_without_context == []
+        check_clean(self.acl)
 
 
 # One fault of each kind that a step survives, with a code that the device may give there.
@@ -109,12 +100,13 @@ SURVIVED = [
 ]
 
 
+@pytest.mark.parametrize("form", CALL_KINDS[:3])
 @pytest.mark.parametrize(("kind", "code"), SURVIVED)
-def test_a_fault_ends_the_requests_of_its_step_and_no_others(artifact, kind, code):
+def test_a_fault_ends_the_requests_of_its_step_and_no_others(artefacts, form, kind, code):
     assert code not in DEVICE_LOST
     outcomes = set()
     for number in itertools.count(1):
-        trial = Trial(artifact, kind, number, code)
+        trial = Trial(artefacts(form), form, kind, number, code)
         trial.check_nothing_is_left()
         if not trial.fired:
             break
@@ -134,12 +126,13 @@ def test_a_fault_ends_the_requests_of_its_step_and_no_others(artifact, kind, cod
         assert (True, True) in outcomes
 
 
+@pytest.mark.parametrize("form", CALL_KINDS)
 @pytest.mark.parametrize("code", [507015, 507046, 507053, 507899])
 @pytest.mark.parametrize("kind", ["execute", "sync"])
-def test_a_lost_device_ends_every_request_and_the_engine(artifact, kind, code):
+def test_a_lost_device_ends_every_request_and_the_engine(artefacts, form, kind, code):
     assert code in DEVICE_LOST
     for number in (1, 3):
-        trial = Trial(artifact, kind, number, code)
+        trial = Trial(artefacts(form), form, kind, number, code)
         trial.check_nothing_is_left()
         assert trial.fired
         assert trial.opened
@@ -154,16 +147,21 @@ def resident_mib() -> float:
     return pages * 4096 / 2**20
 
 
-def test_case_11_a_thousand_steps(artifact):
+@pytest.mark.parametrize(
+    ("form", "steps"), [(HAND_MADE, 1000), ("gears", 300), ("rows", 300), ("rows gears", 300)]
+)
+def test_case_11_a_thousand_steps(artefacts, form, steps):
     """Changing batch sizes, 50 aborts, 20 failed executes: bounded while it runs, nothing after."""
-    faults = FaultPlan(execute={40 + 47 * n: 507011 for n in range(20)})
-    acl = HostAcl(AclOptions(executor="oracle", threads=1, checked=True, faults=faults))
+    failures = steps // 50
+    faults = FaultPlan(execute={40 + 47 * n: 507011 for n in range(failures)})
+    backend = make_backend(artefacts(form, 16, 80), self_test=False, faults=faults)
+    acl = backend._acl
     chance = random.Random(0)
     requests, live, resident, aborted = [], [], [], 0
-    with Engine(ArtifactBackend(artifact, acl), num_pages=80, max_batch=8) as engine:
-        for step in range(1000):
+    with Engine(backend, num_pages=80, max_batch=4, max_batch_tokens=24) as engine:
+        for step in range(steps):
             running = [request for request in requests if not request.finished]
-            while len(running) < chance.randint(1, 8):
+            while len(running) < chance.randint(1, 6):
                 prompt = [chance.randrange(VOCAB) for _ in range(chance.randint(1, 30))]
                 params = SamplingParams(max_tokens=chance.randint(2, 20))
                 running.append(engine.submit(prompt, params))
@@ -172,13 +170,11 @@ def test_case_11_a_thousand_steps(artifact):
                 chance.choice(running).cancel()
                 aborted += 1
             assert engine.step()
-            if step % 100 == 0:
+            if step % (steps // 10) == 0:
                 live.append(sum(acl.ledger.live_counts().values()))
                 resident.append(resident_mib())
-        assert engine.statistics().failed_steps == 20
-    assert aborted == 50
+        assert engine.statistics().failed_steps == failures
+    assert aborted == steps // 20
     assert len(set(live)) == 1, "what lives during steps has a bound of its own"
     assert resident[-1] - resident[1] < 5
-    assert acl.ledger.created == acl.ledger.destroyed
-    assert acl.ledger.report() == ""
-    assert acl.ledger.usage_errors == []
+    check_clean(acl)
