@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .gear_list import GearError, parse_gears
@@ -64,12 +65,25 @@ def _pairs(text: str, target: Target) -> tuple[tuple[int, int], ...]:
         for tokens, seqs in found
         if tokens < seqs
     ]
-    largest = max(found)
-    if largest[1] < _PAIR:
-        problems.append(
-            f"gear {largest[0]},{largest[1]} is the largest and has one sequence: a step with "
-            "fewer tokens is padded with a second one. Give it at least 2 sequences"
-        )
+    pairs = tuple((gear[0], gear[1]) for gear in found)
+    problems += _padding_problems(pairs)
     if problems:
         raise GearError(problems)
-    return tuple((gear[0], gear[1]) for gear in found)
+    return pairs
+
+
+def require_padding_row(gears: Sequence[tuple[int, int]]) -> None:
+    """Refuse gears into which hardly a step would fit; raises GearError."""
+    problems = _padding_problems(gears)
+    if problems:
+        raise GearError(problems)
+
+
+def _padding_problems(gears: Sequence[tuple[int, int]]) -> list[str]:
+    tokens, seqs = max(gears, default=(0, _PAIR))
+    if seqs >= _PAIR:
+        return []
+    return [
+        f"gear {tokens},{seqs} is the largest and has one sequence: a step with fewer tokens is "
+        "padded with a second one. Give it at least 2 sequences"
+    ]

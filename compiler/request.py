@@ -20,7 +20,7 @@ from .chip_form import (
     resolve_chip_form,
 )
 from .combination import Combination, CombinationOptions
-from .form_options import FormError, FormOptions, resolve_form
+from .form_options import FormError, FormOptions, require_padding_row, resolve_form
 from .host_forms import PLAIN, HostForm
 from .page_rules import recommended_page_size
 from .target_records import Target
@@ -281,7 +281,9 @@ def _cann(
 def _form(options: CompileOptions, model: ChipModel, fit: bool) -> ChipForm:
     """Return the form of an artefact; an ONNX file of --emit onnx has all shapes open."""
     if not model.target.is_host and options.emit != "onnx":
-        return resolve_chip_form(options.chip, model, fit)
+        chip = resolve_chip_form(options.chip, model, fit)
+        require_padding_row(chip.form.gears)
+        return chip
     if fit and options.memory is not None:
         raise FormError(
             "--memory is for --plan, and for chips with --emit om or atc: here no number of pages "

@@ -134,6 +134,9 @@ def test_gears_given(config: ModelConfig) -> None:
     assert static.form.gears == ((64, 9),)
     with pytest.raises(GearError, match="fewer tokens than sequences"):
         decide(config, A2, gears="4,8;64,9")
+    for lonely in ("16,1", "4,4;64,1"):  # a prompt of 5 tokens would fit no gear
+        with pytest.raises(GearError, match="is the largest and has one sequence"):
+            decide(config, A2, gears=lonely)
     with pytest.raises(GearError, match="is not a size"):
         decide(config, A2, gears="x,8;64,9")
 
