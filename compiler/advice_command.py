@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def show_advice(options: dict[str, Any], compile_options: CompileOptions) -> Non
         if not options["as_json"]:
             show(render_page_advice(advice))
     if options["plan"]:
-        plan = plan_memory(config, _plan_request(request))
+        wanted = replace(_plan_request(request), mean_len=options.get("mean_length"))
+        plan = plan_memory(config, wanted)
         data["plan"] = plan.to_json()
         if request.gear_plan is not None:
             data["gears"] = request.gear_plan.to_json()

@@ -23,5 +23,5 @@ def show_plan(model: str, options: Mapping[str, Any]) -> None:
     """
     names = {field.name for field in fields(CompileOptions)}
     given = {name: value for name, value in options.items() if name in names and value is not None}
-    shown = {**_SHOWN, "as_json": options["as_json"]}
+    shown = {**_SHOWN, **{name: options[name] for name in ("as_json", "mean_length")}}
     show_advice(shown, CompileOptions(model, **given))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ..models.config import ModelConfig
 from ..runtime.memory_advice import Lever, fewer_pages, gib, larger_device, needed, smaller
@@ -60,12 +61,11 @@ def _smaller(config: ModelConfig, request: PlanRequest, field: str, flag: str) -
     """Propose the largest value of a field at which the plan fits."""
 
     def plan_at(value: int) -> MemoryPlan:
-        if field == "max_seq_len" and request.mean_len is not None:
-            # shorter sequences cannot hold more than their limit
-            mean = min(request.mean_len, float(value))
-            return ledger(config, replace(request, max_seq_len=value, mean_len=mean))
+        mean = request.mean_len
+        if field == "max_seq_len" and mean is not None:
+            mean = min(mean, float(value))  # shorter sequences cannot hold more than their limit
         # an explicit pool does not shrink by itself: let it follow
-        changed = replace(request, **{field: value}, pages=None)  # type: ignore[arg-type]
-        return ledger(config, changed)
+        changes: dict[str, Any] = {field: value, "mean_len": mean, "pages": None}
+        return ledger(config, replace(request, **changes))
 
     return smaller(Lever(flag, getattr(request, field), plan_at))

@@ -46,8 +46,8 @@ class PlanRequest:
     kv_dtype: str | None = None  # None = dtype
     weight_dtype: str | None = None  # None = dtype; "int8" and "int4" are what-ifs
     mean_len: float | None = None  # tokens a sequence holds on average
-    fill: float | None = None  # or: share of the full pool that is in use, 0..1
-    pages: int | None = None  # or: pages in the pool, the null page not counted
+    pages: int | None = None  # in the pool, the null page not counted; None = as mean_len has it
+    fill: float | None = None  # or, in place of both: share of the full pool in use, 0..1
     step_tokens: int = STEP_TOKENS  # T, most tokens in one step
     gears: tuple[tuple[int, int], ...] = ()  # (T, B) each
     memory_bytes: int | None = None  # None = the target's
@@ -66,8 +66,8 @@ class PlanRequest:
         wrong = [f"{name} {getattr(self, name)}" for name in sizes if getattr(self, name) < 1]
         if wrong:
             raise PlanError(f"{', '.join(wrong)}: must be at least 1")
-        given = [name for name in ("mean_len", "fill", "pages") if getattr(self, name) is not None]
-        if len(given) > 1:
+        given = [name for name in ("fill", "mean_len", "pages") if getattr(self, name) is not None]
+        if self.fill is not None and len(given) > 1:
             raise PlanError(f"{' and '.join(given)} exclude each other: give one of them")
         if self.fill is not None and not 0 < self.fill <= 1:
             raise PlanError(f"fill {self.fill} is not a share: must be above 0, at most 1")

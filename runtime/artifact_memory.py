@@ -20,15 +20,27 @@ _COMPILE_AGAIN = "Compile again with "
 
 
 def plan_artifact(
-    manifest: Manifest, options: EngineOptions, memory_bytes: int | None = None
+    manifest: Manifest,
+    options: EngineOptions,
+    memory_bytes: int | None = None,
+    mean_len: float | None = None,
 ) -> MemoryPlan:
     """Return the ledger of an artefact under engine options, with advice when it does not fit.
 
     memory_bytes: of the device; None takes this machine's for the target host, else what the
-    manifest says. Raises ValueError where the engine would, KvCacheError for an unknown cache.
+    manifest says. mean_len: tokens of a sequence on average; None is half of the longest. Raises
+    ValueError where the engine would or for a mean above the longest, KvCacheError for an unknown
+    cache.
     """
+    if mean_len is not None and not 0 < mean_len <= manifest.max_seq_len:
+        raise ValueError(
+            f"mean length {mean_len}: must be above 0, at most {manifest.max_seq_len}, the longest "
+            "sequence that the artefact was compiled for"
+        )
     options.resolve(model_facts(manifest, Gears(manifest.gears)))  # it warns of a small pool
     facts = memory_facts(manifest, options, memory_bytes)
+    if mean_len is not None:
+        facts = replace(facts, mean_len=mean_len)
     plan = ledger(facts)
     if plan.fits is not False:
         return plan

@@ -62,6 +62,12 @@ Examples:
 @click.option("--page-size", type=_COUNT, help="Of a checkpoint: tokens of a KV page.")
 @click.option("--max-seq-len", type=_COUNT, help="Of a checkpoint: longest sequence in tokens.")
 @click.option(
+    "--mean-length",
+    type=_COUNT,
+    metavar="TOKENS",
+    help="Tokens that a sequence holds on average.  [default: half of the longest]",
+)
+@click.option(
     "--memory",
     type=click.FloatRange(min=0, min_open=True),
     metavar="GIB",
@@ -101,7 +107,7 @@ def _plan_artefact(folder: Path, options: Mapping[str, Any], **defaults: Any) ->
     settings = EngineOptions.of(**engine_settings(options, **defaults))
     memory = options.get("memory")
     nbytes = None if memory is None else int(memory * _GIB)
-    return plan_artifact(read_manifest(folder), settings, nbytes)
+    return plan_artifact(read_manifest(folder), settings, nbytes, options.get("mean_length"))
 
 
 def _show(found: MemoryPlan, as_json: bool) -> None:

@@ -114,6 +114,21 @@ def test_the_memory_is_the_devices_the_manifests_or_the_given(manifest) -> None:
     assert here.memory_bytes is None or here.memory_bytes > 2**28
 
 
+def test_a_mean_length_says_how_many_sequences_fit(manifest, artefacts, tmp_path) -> None:
+    page = ledger(memory_facts(manifest, EngineOptions())).page_bytes
+    plan = plan_artifact(manifest, EngineOptions(), 200 * page, 33)
+    fixed = plan.total_bytes - plan.row("KV pages").bytes
+    assert plan.capacity.paged_mean == (int(200 * page * 0.9) - fixed) // page // 2  # 2 pages
+    shown = plan_json("plan", artefacts["plain"], "--mean-length", 33)
+    assert shown["capacity"]["mean_len"] == 33
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B), encoding="utf-8")
+    chip = ("plan", tmp_path, "--target", "Ascend910B3", "--mean-length", 300, "--memory", 256)
+    shown = plan_json(*chip)
+    assert shown["capacity"]["mean_len"] == 300
+    assert shown["capacity"]["paged_mean"] > 4 * shown["capacity"]["paged_full"]
+    assert shown["pages"] == plan_json(*chip[:4], "--memory", 256)["pages"]  # compiled in
+
+
 def number_after(text: str, flag: str) -> int:
     return int(text.split(f"{flag} ")[1].split(" ")[0])
 
@@ -201,6 +216,8 @@ def test_a_checkpoint_has_the_ledger_of_compile_model(tmp_path) -> None:
         (["plain", "--num-pages", "9", "--kv-bytes", "1G"], 2, "give one of them"),
         (["plain", "--max-batch", "9"], 1, "compiled for at most"),
         (["plain", "--kv-bytes", "10"], 1, "at least"),
+        (["plain", "--mean-length", "9000"], 1, "at most"),
+        (["good.json", "--mean-length", "9000"], 1, "at most max_seq_len 2048"),
         (["good.json", "--target", "Ascend910B9"], 1, "Did you mean"),
         (["config.json"], 1, "model_type"),
         (["broken"], 1, "the manifest"),
