@@ -44,15 +44,16 @@ def resolve_form(options: FormOptions, target: Target, table_width: int) -> Host
             )
         return HostForm((), 0, cache_write, 0 if cache_write == INPLACE else table_width)
     gears = _pairs(options.gears, target)
-    widest = max(seqs for _, seqs in gears)
-    pages = 1 + widest * table_width if options.num_pages is None else options.num_pages
+    form = HostForm(gears, 0, cache_write, table_width)
+    most = form.max_batch or 1
+    pages = 1 + most * table_width if options.num_pages is None else options.num_pages
     if pages < 1 + table_width:
         raise FormError(
             f"--num-pages {pages}: must be at least {1 + table_width}, the null page and the "
             f"{table_width} pages of one sequence of the longest length. Give more, or lower "
             "--max-seq-len"
         )
-    return HostForm(gears, pages, cache_write, table_width)
+    return replace(form, num_pages=pages)
 
 
 def _pairs(text: str, target: Target) -> tuple[tuple[int, int], ...]:

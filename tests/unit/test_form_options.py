@@ -25,14 +25,14 @@ def test_plain_is_the_default() -> None:
 
 def test_gears_get_a_page_for_everything() -> None:
     found = form(gears="16,4; 64,5")
-    assert found == HostForm(((16, 4), (64, 5)), 1 + 5 * WIDTH, "inplace", WIDTH)
+    assert found == HostForm(((16, 4), (64, 5)), 1 + 4 * WIDTH, "inplace", WIDTH)
     assert found.max_batch == 4  # of the largest gear's five rows one is the padding's
-    assert "gears (tokens x sequences) 16 x 4, 64 x 5; 41 pages" in found.text()
+    assert "gears (tokens x sequences) 16 x 4, 64 x 5; 33 pages" in found.text()
     assert form(gears="16,4;64,5", num_pages=9).num_pages == 9
 
 
 def test_one_gear_is_a_static_model_as_on_a_chip() -> None:
-    assert form(gears="16,4") == HostForm(((16, 4),), 1 + 4 * WIDTH, "inplace", WIDTH)
+    assert form(gears="16,4") == HostForm(((16, 4),), 1 + 3 * WIDTH, "inplace", WIDTH)
     assert form(gears="16,4").max_batch == 3
     with pytest.raises(GearError, match="has one sequence"):
         form(gears="16,1")
@@ -42,7 +42,7 @@ def test_rows() -> None:
     assert form(cache_write="rows") == HostForm((), 0, "rows", WIDTH)
     both = form(cache_write="rows", gears="16,4;64,5")
     assert both.cache_write == "rows"
-    assert both.num_pages == 41
+    assert both.num_pages == 33
     assert "copied into the pages by the runtime" in both.text()
 
 
