@@ -87,7 +87,16 @@ def plan(path: Path, **options: Any) -> None:
         _show(_plan_artefact(folder, options), options["as_json"])
     else:
         _refuse(options, _OF_ARTEFACTS, "an engine's setting, and PATH is a checkpoint")
+        _show_checkpoint(path, options)
+
+
+def _show_checkpoint(path: Path, options: Mapping[str, Any]) -> None:
+    try:
         import_module(_COMPILERS_PLAN, __package__).show_plan(str(path), options)
+    except ModuleNotFoundError as error:  # config.json needs no extra, a .gguf file does
+        raise click.ClickException(
+            f"{error}; reading {path.name} needs the extra: pip install 'pagedom[compile]'"
+        ) from error
 
 
 def show_engine_plan(artefact: Path, options: Mapping[str, Any], **defaults: Any) -> None:

@@ -262,6 +262,14 @@ def test_the_flag_shows_the_engine_that_would_run_and_loads_nothing(artefacts, m
     assert found == [pages(max_batch=2), pages(max_batch=2, cache="contiguous")]
 
 
+def test_a_missing_extra_is_named(tmp_path, monkeypatch) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setitem(sys.modules, "pagedom.compiler.config_plan", None)
+    result = run("plan", tmp_path / "model.gguf")
+    assert result.exit_code == 1
+    assert "reading model.gguf needs the extra: pip install 'pagedom[compile]'" in result.stderr
+
+
 @pytest.mark.parametrize("kind", ["artefact", "config"])
 def test_fast_small_and_without_heavy_imports(artefacts, tmp_path, kind) -> None:
     args = [str(artefacts["plain"])]
