@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -161,6 +163,38 @@ def test_tokens_come_while_the_rest_is_computed(artefacts, kind):
             pass
         assert engine.statistics().pool.held == 0
     check_clean(one._acl)
+
+
+@pytest.mark.parametrize("kind", CALL_KINDS)
+def test_case_10_no_call_comes_from_a_thread_without_a_context(artefacts, kind):
+    """Load in A, generate in B, from an event loop too, close in C."""
+    one = make_backend(artefacts(kind))
+    engine = in_thread(lambda: Engine(one, num_pages=30, max_batch=4))
+    params = SamplingParams(max_tokens=6)
+    answer = in_thread(lambda: engine.generate(prompt(7, 1), params)[0])
+    assert answer.token_ids == continuation(kind, prompt(7, 1), 6)
+
+    async def serve() -> list[int]:
+        loop, rung, tokens = asyncio.get_running_loop(), asyncio.Event(), []
+        engine.add_listener(lambda: loop.call_soon_threadsafe(rung.set))
+        engine.start()
+        request = engine.submit(prompt(9, 2), params)
+        while not request.finished:
+            await asyncio.wait_for(rung.wait(), 30)
+            rung.clear()
+            tokens += request.poll_tokens()
+        return tokens + request.poll_tokens()
+
+    assert asyncio.run(serve()) == continuation(kind, prompt(9, 2), 6)
+    in_thread(engine.stop)
+    in_thread(engine.close)
+    check_clean(one._acl)
+
+
+def in_thread(call):
+    """Run a call in a thread of its own and return its result."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result(60)
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
