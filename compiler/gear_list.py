@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from .target_records import GearLimits
 
+_PAIR = 2  # numbers of a gear as people write it: T, B
+
 DimGear = tuple[int, ...]  # one number for each -1
 
 
@@ -36,21 +38,14 @@ class GearList:
         return format_gears(self.gears)
 
 
-def parse_gears(
-    text: str, num_dynamic: int, limits: GearLimits, input_shape_range: bool = False
-) -> GearList:
+def parse_gears(text: str, num_dynamic: int, limits: GearLimits) -> GearList:
     """Return the gears in text such as "16,1;32,2" for a model with `num_dynamic` -1 dims.
 
     Duplicates are removed with a note. Raises GearError with all problems: too few or too many
-    gears, a gear with another number of values than there are -1s, a value that is not a whole
-    number above 0, or gears together with --input-shape-range.
+    gears, a gear with another number of values than there are -1s, or a value that is not a whole
+    number above 0.
     """
     problems: list[str] = []
-    if input_shape_range:
-        problems.append(
-            f"gears {text!r} and --input-shape-range exclude each other: a model has gears or "
-            f"ranges ({limits.source}). Remove one of the two options."
-        )
     if num_dynamic < 1:
         problems.append(f"the model has no -1 dimension, so no gear applies ({limits.source})")
     parts = [part.strip() for part in text.strip().removesuffix(";").split(";")]
@@ -72,13 +67,14 @@ def parse_gears(
 def _parse_gear(
     part: str, number: int, num_dynamic: int, limits: GearLimits
 ) -> tuple[DimGear | None, list[str]]:
-    where = f"--gears, gear {number} ({part!r})"
+    where = f"gear {number} ({part!r})"
     values = [value.strip() for value in part.split(",")] if part else []
     problems = []
     if len(values) != num_dynamic:
+        pair = " (in --gears T,B: tokens, then sequences)" if num_dynamic == _PAIR else ""
         problems.append(
-            f"{where} has {len(values)} value(s), must have {num_dynamic}: T,B is tokens, then "
-            f"sequences ({limits.source}: one number for each open dimension)"
+            f"{where} has {len(values)} value(s), must have {num_dynamic}: exactly one number for "
+            f"each open dimension{pair} ({limits.source})"
         )
     for value in values:
         if value == "-1":

@@ -53,7 +53,7 @@ def test_rows() -> None:
         ({"gears": "16,4;64,4", "num_pages": 8}, FormError, "must be at least 9"),
         ({"gears": "4,16;64,4"}, GearError, "gear 4,16 has fewer tokens than sequences"),
         ({"gears": "1,1;64,1"}, GearError, "gear 64,1 is the largest and has one sequence"),
-        ({"gears": "16;64,4"}, GearError, "--gears, gear 1 ('16') has 1 value(s), must have 2"),
+        ({"gears": "16;64,4"}, GearError, "gear 1 ('16') has 1 value(s), must have 2"),
         ({"gears": "16,-1;64,4"}, GearError, "still has a -1"),
         ({"cache_write": "copy"}, FormError, "must be inplace or rows"),
     ],
