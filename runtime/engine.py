@@ -249,7 +249,8 @@ class Engine:
     def add_listener(self, listener: Callable[[], None]) -> None:
         """Call `listener` after each step, on the engine's thread, which it must not keep.
 
-        For event loops: one `loop.call_soon_threadsafe` a step, then `Request.poll_tokens`.
+        For event loops: one `loop.call_soon_threadsafe` a step, then `Request.poll_tokens`. A
+        listener that raises is logged and not called again.
         """
         with self._hub.lock:
             self._alive().listeners.append(listener)

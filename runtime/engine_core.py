@@ -6,6 +6,7 @@ and applied, never while the device works, so consumers read tokens during the e
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from .scheduler import Scheduler, SchedulerPolicy
 from .sequences import SequenceRows
 from .step import Step
 from .stop_check import StopChecks, TextTools
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["CoreOptions", "EngineCore", "batch_limits"]
 
@@ -280,8 +283,12 @@ class EngineCore:
         self.hub.bell.notify_all()
         if finished:
             self.hub.done.notify_all()
-        for listener in self.listeners:
-            listener()
+        for listener in tuple(self.listeners):
+            try:
+                listener()
+            except Exception:  # of an event loop that has ended, say: no reason to end requests
+                _log.exception("a listener failed and is not called again")
+                self.listeners.remove(listener)
 
     def _fail(self, requests: list[Request], error: Exception) -> None:
         with self.hub.lock:
