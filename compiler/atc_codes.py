@@ -165,7 +165,9 @@ _GE: dict[str, CodeRow] = {
 }
 
 _FE: dict[str, CodeRow] = {
-    "E20001": CodeRow("an operator did not compile", _KERNEL),
+    "E20001": CodeRow(
+        "an operator did not compile", f"{_KERNEL} If memory was short, use --compile-jobs 1."
+    ),
     "E20002": CodeRow(
         "an environment variable such as ASCEND_OPP_PATH is missing or unreadable",
         "Source CANN's set_env.sh; check that the opp folder is readable.",

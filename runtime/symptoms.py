@@ -49,6 +49,12 @@ SYMPTOMS = (
     ),
     Symptom(
         "install",
+        "EH0003 / EH0004, or 107000 from acl.init",
+        "the configuration is no JSON, is not there, or differs from the process's first init",
+        "Correct the file or its path; give every acl.init of a process the same one.",
+    ),
+    Symptom(
+        "install",
         "EE1001 / EK0001 with set_device",
         "the device id is not below the number of devices",
         "ASCEND_RT_VISIBLE_DEVICES renumbers devices from 0: check it.",
@@ -158,6 +164,18 @@ SYMPTOMS = (
     ),
     Symptom(
         "run",
+        "dynamic_batch_size not specified, or ACL: invalid parameter (ais_bench)",
+        "the OM has gears of --dynamic_dims, or a shape that is none of them was asked for",
+        "Choose one of its gears: run-om inspect shows them; run-om does it by itself.",
+    ),
+    Symptom(
+        "run",
+        "EH0011 / EE1005, or 200001",
+        "a call that this OM or this chip does not have, such as open shapes on 310B",
+        "On 310B use gears.",
+    ),
+    Symptom(
+        "run",
         "out i size is zero",
         "the OM does not know an output's size",
         "Allocate for the largest shape; run-om does.",
@@ -183,7 +201,7 @@ SYMPTOMS = (
     ),
     Symptom(
         "run",
-        "EH0010 / EE1013",
+        "EH0010 / EE1013 / 0x7020010",
         "host memory is used up",
         "Free host memory or huge pages.",
     ),
