@@ -245,7 +245,7 @@ NOT_HERE: dict[int, str] = {
     **dict.fromkeys((*range(107024, 107032), 107036, 107038), CAPTURE),
     100026: "single operators are not called, only whole models",
     100027: "single operators are not called, only whole models",
-    107007: "no two events are timed against each other",
+    107007: "no two events are timed against each other, and CANN's own runtime returns it nowhere",
     107015: "no host callbacks are registered",
     148053: "bundles of models are not loaded",
     200004: "no device is shared with another process, and no handle comes from one",
