@@ -11,11 +11,11 @@ composed   base operators                        kv_rows_pool in, new_rows out  
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..graph_ops.registry import OPERATORS
 from .atc_shapes import fix_symbols, input_shape_option
 from .attention_form import COMPOSED, FUSED, TOKENS, attention_form
 from .gear_list import GearList, dims_problem, dynamic_symbols, expand_gear, parse_gears
@@ -29,15 +29,13 @@ from .lower.infra import PassError, PassResult
 from .lower.inline_bodies import InlineBodies
 from .lower.onnx_infra import OnnxPass, require_all, run_onnx_passes
 from .lower.seq_ends import SeqEnds
+from .lower.slot_update import SlotUpdate
 from .lower.stack_caches import StackCaches
 from .lower.token_attention import TokenAttention, TokenLimits
 from .onnx_check import dims, dtype_name
-from .plugin_sources import PADDING_SLOT, SCATTER_ND, choose_cache_write
 from .target_records import FusedAttention, Target
+from .target_rules import version_key
 
-# Operators of ours with a kernel beside attention (facts: ascend_ops 1.5): not on 310B.
-_KERNELS = frozenset({"RmsNorm", "Rotary", "SwiGlu"})
-_WITHOUT_KERNELS = frozenset({"Ascend310B"})
 _WHOLE = frozenset({"stack-caches", "compose-attention", "drop-cache-outputs", "token-attention"})
 
 
@@ -65,7 +63,6 @@ class AtcGraph:
     dtypes: Mapping[str, str]  # of inputs and outputs
     gears: GearList | None
     form: str
-    cache_writer: str | None  # the plugin's form of KVUpdate, None for rows
     padding_slot: int
     device_tiling: bool
     notes: tuple[str, ...]
@@ -88,7 +85,7 @@ def lower_for_atc(model: ir.Model, target: Target, options: AtcLowering) -> AtcG
     Raises PassError naming the pass and the place where the model does not fit, GearError.
     """
     form, notes = _choose_form(target, options)
-    writer = None if form == COMPOSED else _cache_writer(target, options, notes)
+    by_slots = form != COMPOSED and writes_by_slot(target, options.cann)
     results = run_onnx_passes(model, form_passes(form, target, options))
     for name in _WHOLE & results.keys():
         require_all(name, results[name])
@@ -110,8 +107,7 @@ def lower_for_atc(model: ir.Model, target: Target, options: AtcLowering) -> AtcG
         {str(value.name): dtype_name(value) for value in values},
         gears,
         form,
-        writer,
-        PADDING_SLOT[writer] if writer else -1,
+        0 if by_slots else -1,  # ScatterNdUpdate knows no negative index
         tiling,
         tuple(notes),
         results,
@@ -120,31 +116,45 @@ def lower_for_atc(model: ir.Model, target: Target, options: AtcLowering) -> AtcG
 
 def form_passes(form: str, target: Target, options: AtcLowering) -> Sequence[OnnxPass]:
     """Return the passes that make one form of a model for a chip."""
+    kernels = target.family.kernels
     if form == COMPOSED:
-        keep = frozenset() if target.family.name in _WITHOUT_KERNELS else _KERNELS
-        return rows_passes(options, keep)
+        return rows_passes(options, kernels)
     op = target.family.attention
     if form == TOKENS and op is not None:
-        return token_passes(options, token_limits(op))
-    return fused_passes(options)
+        return token_passes(options, token_limits(op), kernels)
+    return fused_passes(options, kernels, writes_by_slot(target, options.cann))
 
 
-def fused_passes(options: AtcLowering) -> list[OnnxPass]:
-    """pagedom nodes stay; geared models get stacked pools, others a cache a layer."""
+def writes_by_slot(target: Target, cann: str | None) -> bool:
+    """Return whether the cache is written by ScatterNdUpdate, which wants it as slots."""
+    write = target.family.cache_write
+    old = bool(cann and write.fallback) and version_key(str(cann)) < version_key(write.min_cann)
+    return old or not write.negative_slots
+
+
+def fused_passes(
+    options: AtcLowering, kernels: AbstractSet[str], by_slots: bool = False
+) -> list[OnnxPass]:
+    """pagedom nodes with a kernel stay; geared models get stacked pools, others a cache a layer."""
     fix = FixDims({"M": options.table_width})
-    return [DropCacheOutputs(), SeqEnds(), *_stack(options), fix, AddArgmax(), _strip_bodies()]
+    slots = [SlotUpdate(options.num_pages)] if by_slots else []
+    inline = InlineBodies(kernels | {"KVUpdate", "SlotUpdate", "PagedAttention"})
+    return [DropCacheOutputs(), SeqEnds(), *_stack(options), *slots, fix, AddArgmax(), inline]
 
 
-def token_passes(options: AtcLowering, limits: TokenLimits) -> list[OnnxPass]:
-    """The same with each token as a sequence: 310P's operator takes no more a sequence."""
-    tokens = TokenAttention(options.table_width, limits)
-    return [DropCacheOutputs(), tokens, *_stack(options), AddArgmax(), _strip_bodies()]
+def token_passes(
+    options: AtcLowering, limits: TokenLimits, kernels: AbstractSet[str]
+) -> list[OnnxPass]:
+    """The same with each token as a sequence, and the cache as slots: 310P's operators."""
+    tokens, slots = TokenAttention(options.table_width, limits), SlotUpdate(options.num_pages)
+    inline = InlineBodies(kernels | {"SlotUpdate", "TokenAttention"})
+    return [DropCacheOutputs(), tokens, *_stack(options), slots, AddArgmax(), inline]
 
 
-def rows_passes(options: AtcLowering, keep: frozenset[str]) -> list[OnnxPass]:
-    """Attention in base operators, new rows as an output; `keep` = operators with a kernel."""
+def rows_passes(options: AtcLowering, kernels: AbstractSet[str]) -> list[OnnxPass]:
+    """Attention in base operators, new rows as an output."""
     compose = ComposeAttention(options.table_width)
-    return [DropCacheOutputs(), compose, InlineBodies(keep), AddArgmax()]
+    return [DropCacheOutputs(), compose, InlineBodies(kernels), AddArgmax()]
 
 
 def token_limits(op: FusedAttention) -> TokenLimits:
@@ -161,38 +171,22 @@ def _stack(options: AtcLowering) -> list[OnnxPass]:
     return [StackCaches(options.num_pages)] if len(options.gears) > 1 else []
 
 
-def _strip_bodies() -> InlineBodies:
-    return InlineBodies(frozenset(OPERATORS))
-
-
 def _choose_form(target: Target, options: AtcLowering) -> tuple[str, list[str]]:
     """Return the form, and what there is to say about it."""
-    attention = target.family.attention
-    form = attention_form(target, options.cache_write)
+    family, form = target.family, attention_form(target, options.cache_write)
     if options.cache_write == ROWS:
         return form, ["attention: composed, as asked for"]
-    if attention is None:
+    if family.attention is None:
         text = f"attention: composed; {target.name} has no operator over a paged cache"
         return form, [text]
+    op, write = family.attention, family.cache_write
     layout = "TND" if form == FUSED else "BSH, each token as a sequence of its own"
-    return form, [f"attention: {attention.op}, layout {layout}, cache {attention.cache_layout}"]
-
-
-def _cache_writer(target: Target, options: AtcLowering, notes: list[str]) -> str:
-    """Return the plugin's cache writer, which decides the slot of padding tokens too."""
-    write, cann = target.family.cache_write, options.cann
-    writer = choose_cache_write(cann or "", write.op)
-    if writer == SCATTER_ND:
-        why = ""
-        if write.fallback:
-            why = f"; {write.op} needs CANN {write.min_cann}, this is {cann}"
-        notes.append(
-            f"cache: {write.fallback or write.op}{why}. Padding tokens are written into the null "
-            "page"
-        )
-    else:
-        notes.append(f"cache: {write.op}, padding tokens have slot -1")
-    return writer
+    attention = f"attention: {op.op}, layout {layout}, cache {op.cache_layout}"
+    if not writes_by_slot(target, options.cann):
+        return form, [attention, f"cache: {write.op}, padding tokens have slot -1"]
+    old = f" ({write.op} needs CANN {write.min_cann}, this is {options.cann})"
+    writer = f"{write.fallback}{old}" if write.fallback else write.op
+    return form, [attention, f"cache: {writer}, padding tokens are written into the null page"]
 
 
 def _has_tiling(target: Target) -> bool:

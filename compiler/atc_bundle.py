@@ -40,7 +40,6 @@ class AtcBundle:
     inputs: Sequence[ExpectedTensor]
     outputs: Sequence[ExpectedTensor]
     plugin_sources: Path | None = None  # as plugin.copy_sources writes them
-    cache_write: str = "scatter_pa"  # the plugin's form of KVUpdate, scatter_nd before CANN 8.5
     extra: Sequence[Path] = ()  # what else lies in the folder already
 
 
@@ -144,7 +143,6 @@ def _record(bundle: AtcBundle, onnx: Path) -> dict[str, Any]:
         "inputs": rows(bundle.inputs),
         "outputs": rows(bundle.outputs),
         "gears": [list(gear) for gear in gears.gears] if gears else [],
-        "cache_write": bundle.cache_write if bundle.plugin_sources is not None else None,
         "command": list(_arguments(bundle.options)),
     }
 
@@ -158,7 +156,7 @@ def _script(bundle: AtcBundle) -> str:
     arguments = " \\\n    ".join(shlex.quote(word) for word in _arguments(bundle.options))
     plugin = ""
     if bundle.plugin_sources is not None:
-        plugin = _PLUGIN_PART.format(cache_write=shlex.quote(bundle.cache_write))
+        plugin = _PLUGIN_PART
     return _SCRIPT.format(
         target=bundle.options.target.name,
         plugin=plugin,
@@ -211,7 +209,7 @@ fi
 echo "done: now finish the artefact with compile-model --from-om on this folder"
 """
 # Up from atc to the toolkit's folder, as `cann_install` does; links followed, then as it was typed.
-_PLUGIN_PART = f"""cann="${{{{ASCEND_HOME_PATH:-${{{{ASCEND_TOOLKIT_HOME:-}}}}}}}}"
+_PLUGIN_PART = f"""cann="${{ASCEND_HOME_PATH:-${{ASCEND_TOOLKIT_HOME:-}}}}"
 typed="$(command -v "$atc")"
 for folder in "$(readlink -f "$typed")" "$typed"; do
     while [ -z "$cann" ] && [ "$folder" != "$(dirname "$folder")" ]; do
@@ -226,13 +224,12 @@ if [ -z "$cann" ]; then
     exit 2
 fi
 if [ ! -d {PLUGIN_PREFIX}/{VENDOR_FOLDER} ]; then
-    cmake -S {PLUGIN_FOLDER} -B plugin-build -DPAGEDOM_CANN="$cann" \\
-        -DPAGEDOM_CACHE_WRITE={{cache_write}}
+    cmake -S {PLUGIN_FOLDER} -B plugin-build -DPAGEDOM_CANN="$cann"
     cmake --build plugin-build
     cmake --install plugin-build --prefix "$PWD/{PLUGIN_PREFIX}"
 fi
 vendor="$PWD/{PLUGIN_PREFIX}/{VENDOR_FOLDER}"
-export ASCEND_CUSTOM_OPP_PATH="$vendor${{{{ASCEND_CUSTOM_OPP_PATH:+:$ASCEND_CUSTOM_OPP_PATH}}}}"
+export ASCEND_CUSTOM_OPP_PATH="$vendor${{ASCEND_CUSTOM_OPP_PATH:+:$ASCEND_CUSTOM_OPP_PATH}}"
 """
 _README = """# {name} for {target}
 

@@ -35,6 +35,11 @@ def atc_cache_root(cache: Path) -> Path:
     return cache / "atc"
 
 
+def kernel_cache_root(cache: Path) -> Path:
+    """Return where ATC keeps compiled kernels, below pagedom's cache folder."""
+    return cache / "kernels"
+
+
 def compiling_cann(settings: AtcSettings, here: bool) -> tuple[CannInstall | None, str | None]:
     """Return the toolkit that compiles here and its release (None = not known).
 

@@ -42,9 +42,7 @@ from .output_place import explaining, require_space
 from .pipeline import Written, hash_stage, write_text_files
 from .plugin_sources import MANIFEST as PLUGIN_MANIFEST
 from .plugin_sources import (
-    SCATTER_PA,
     PluginManifest,
-    choose_cache_write,
     copy_sources,
     registered_operators,
 )
@@ -71,13 +69,11 @@ def write_chip_bundle(request: CompileRequest, checkpoint: Checkpoint, stages: S
 
     Raises GateError, AtcOptionError, FolderError, and what an export and the disk may raise.
     """
-    writer = request.target.family.cache_write.op
-    form = choose_cache_write(request.cann_release or "", writer)
     with replacing_folder(request.output, _OWNER) as folder:
         texts = folder / ARTEFACT_FOLDER
         texts.mkdir()
         write_text_files(checkpoint, texts)
-        graph = chip_graph(request, checkpoint, registered_operators(form), stages)
+        graph = chip_graph(request, checkpoint, registered_operators(), stages)
         require_space(folder, request.output, weights_nbytes(graph))
         with stages.stage("Write model.onnx") as stage:
             path = folder / "model.onnx"
@@ -85,7 +81,7 @@ def write_chip_bundle(request: CompileRequest, checkpoint: Checkpoint, stages: S
             nbytes = sum(file.stat().st_size for file in files)
             stage.note = megabytes(nbytes)
         tools = {"cann": request.cann_release} if request.cann_release else {}
-        write_manifest(texts, chip_manifest(request, graph, graph.padding_slot, tools))
+        write_manifest(texts, chip_manifest(request, graph, tools))
         with tempfile.TemporaryDirectory() as sources:
             if uses_plugin(graph):
                 copy_sources(Path(sources))
@@ -96,7 +92,6 @@ def write_chip_bundle(request: CompileRequest, checkpoint: Checkpoint, stages: S
                 expected_inputs(graph),
                 expected_outputs(graph),
                 Path(sources) if uses_plugin(graph) else None,
-                graph.cache_writer or SCATTER_PA,
                 extra=tuple(sorted(file for file in texts.iterdir())),
             )
             write_atc_bundle(folder, bundle)
@@ -156,17 +151,11 @@ def _finished(draft: Manifest, folder: Path, om: Path) -> Manifest:
     version = describe_om(om).tool_version
     if version:
         tools["cann"] = version
-    slot = draft.padding_slot
     vendor = folder / PLUGIN_PREFIX / VENDOR_FOLDER
     if (vendor / PLUGIN_MANIFEST).is_file():
         plugin = PluginManifest.read(vendor)
         tools["pagedom-plugin"] = plugin.source_hash[:16]
-        slot = plugin.padding_slot if _writes_cache(draft) else slot
-    return replace(draft, tools=tools, padding_slot=slot)
-
-
-def _writes_cache(manifest: Manifest) -> bool:
-    return all(output.role != "new_rows" for output in manifest.outputs)
+    return replace(draft, tools=tools)
 
 
 def _bring_weights(folder: Path, target: Path) -> None:

@@ -13,22 +13,20 @@ from rich.console import Console
 
 from ..models.catalog import cache_folder
 from .atc_settings import AtcSettings, compiling_cann, plugin_cache_root
-from .plugin_sources import SCATTER_PA_OP
 from .stages import Stages, megabytes
-from .target_resolve import resolve_target
 
 
 def show_plugin(options: Mapping[str, Any], check: Callable[[], None]) -> None:
-    """Build the parser plugin for a toolkit (and for the chip of --target) and print where it is.
+    """Build the parser plugin for a toolkit and print where it is.
 
-    Raises CannNotFoundError, PluginError, TargetError.
+    Raises CannNotFoundError, PluginError.
     """
     from .chip_compile import plugin_stage
 
     cann, _ = compiling_cann(AtcSettings(cann=options["cann"]), here=True)
     if cann is None:
         raise click.UsageError("--build-plugin needs a toolkit: give its folder with --cann")
-    build = plugin_stage(cann, _page_writer(options["target"]), _stages(options, check))
+    build = plugin_stage(cann, _stages(options, check))
     manifest = build.manifest
     if options["as_json"]:
         data = {
@@ -36,8 +34,6 @@ def show_plugin(options: Mapping[str, Any], check: Callable[[], None]) -> None:
             "hash": build.hash,
             "cached": build.cached,
             "cann": manifest.cann_version,
-            "cache_write": manifest.cache_write,
-            "padding_slot": manifest.padding_slot,
             "operators": dict(manifest.operators),
             "cache": str(plugin_cache_root(cache_folder())),
         }
@@ -46,22 +42,6 @@ def show_plugin(options: Mapping[str, Any], check: Callable[[], None]) -> None:
     click.echo(str(build.path))
     for name, value in build.env.items():
         click.echo(f"to use it by hand: export {name}={shlex.quote(value)}", err=True)
-
-
-def _page_writer(target: str | None) -> str:
-    """Return the operator that writes pages on a chip; without one, what most chips have.
-
-    Raises click.UsageError for a chip whose models hold no operator of ours.
-    """
-    chosen = resolve_target(target or "host")
-    if chosen.is_host:
-        return SCATTER_PA_OP
-    if chosen.family.attention is None:
-        raise click.UsageError(
-            f"--build-plugin --target {chosen.name}: models for {chosen.name} are made of base "
-            "operators alone, so no plugin is needed there"
-        )
-    return chosen.family.cache_write.op
 
 
 def finish(options: Mapping[str, Any], check: Callable[[], None]) -> None:

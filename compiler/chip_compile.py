@@ -16,7 +16,8 @@ from .ascend_lowering import AtcGraph
 from .atc import AtcJob, AtcResult, compile_onnx
 from .atc_cache import MAX_BYTES, AtcCache
 from .atc_read_back import ExpectedOm, require_om
-from .atc_settings import atc_cache_root, plugin_cache_root
+from .atc_settings import atc_cache_root, kernel_cache_root, plugin_cache_root
+from .atc_workspace import is_safe
 from .cann_install import CannInstall
 from .chip_graph import (
     atc_options,
@@ -30,8 +31,7 @@ from .chip_manifest import chip_manifest, measured_memory
 from .onnx_weights import save_onnx
 from .output_place import require_space
 from .pipeline import Written, hash_stage, write_text_files
-from .plugin import PluginBuild, PluginOptions, build_plugin
-from .plugin_sources import choose_cache_write
+from .plugin import PluginBuild, build_plugin
 from .request import CompileRequest, RequestError
 from .stages import Stages, megabytes
 
@@ -47,8 +47,7 @@ def write_chip_artefact(request: CompileRequest, checkpoint: Checkpoint, stages:
         raise RequestError(f"no CANN was chosen to compile for {request.target.name}")
     with building_artifact(request.output) as build:
         write_text_files(checkpoint, build.folder)
-        family = request.target.family
-        plugin = plugin_stage(cann, family.cache_write.op, stages) if family.attention else None
+        plugin = plugin_stage(cann, stages) if request.target.family.attention else None
         operators = plugin.manifest.operators if plugin is not None else ()
         graph = chip_graph(request, checkpoint, operators, stages)
         result = _compile(request, graph, build.folder / MODEL_FILE, plugin, stages)
@@ -59,27 +58,21 @@ def write_chip_artefact(request: CompileRequest, checkpoint: Checkpoint, stages:
         tools = {"cann": cann.version or "unknown"}
         if plugin is not None and uses_plugin(graph):
             tools["pagedom-plugin"] = plugin.hash
-        slot = _padding_slot(graph, plugin)
-        manifest = chip_manifest(request, graph, slot, tools)
+        manifest = chip_manifest(request, graph, tools)
         memory = measured_memory(result.om, manifest.memory)
         hash_stage(build, manifest, memory, stages)
     return Written(nbytes, () if result.cached else result.notes)
 
 
-def plugin_stage(cann: CannInstall, writer: str, stages: Stages) -> PluginBuild:
-    """Return the parser plugin for a toolkit, built if it is not there yet.
-
-    writer: the operator that writes pages on the chip (`CacheWrite.op`).
-    """
+def plugin_stage(cann: CannInstall, stages: Stages) -> PluginBuild:
+    """Return the parser plugin for a toolkit, built if it is not there yet."""
     with stages.stage("Build the parser plugin") as stage:
         build = build_plugin(
             cann.root,
             plugin_cache_root(cache_folder()),
             lambda _, done, total: stage.show(done, total),
-            options=PluginOptions(choose_cache_write(cann.version, writer)),
         )
-        known = "built before" if build.cached else "new"
-        stage.note = f"{known}; {build.manifest.cache_write}"
+        stage.note = "built before" if build.cached else "new"
     return build
 
 
@@ -104,7 +97,7 @@ def _compile(
         job = AtcJob(
             path,
             om,
-            atc_options(request, graph),
+            atc_options(request, graph, _kernels()),
             cann,
             plugin.path if plugin is not None and uses_plugin(graph) else None,
             cache,
@@ -116,6 +109,13 @@ def _compile(
             stage.note = _atc_note(result)
     cache.prune(MAX_BYTES)
     return result
+
+
+def _kernels() -> Path | None:
+    """Return the folder in which ATC keeps kernels; None where it would refuse its name."""
+    folder = kernel_cache_root(cache_folder())
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder if is_safe(folder) else None
 
 
 def _atc_note(result: AtcResult) -> str:
@@ -130,10 +130,3 @@ def _expected(request: CompileRequest, graph: AtcGraph) -> ExpectedOm:
         expected_outputs(graph),
         0 if graph.gears is None else len(graph.gears.gears),
     )
-
-
-def _padding_slot(graph: AtcGraph, plugin: PluginBuild | None) -> int:
-    """Return what the plugin's form of KVUpdate wants; -1 where no graph writes the cache."""
-    if graph.cache_writer is None or plugin is None:
-        return graph.padding_slot
-    return plugin.manifest.padding_slot

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..models.config import ModelConfig
 from ..runtime.memory_ledger import pages_of
-from .attention_form import COMPOSED, attention_form, step_limit
+from .attention_form import COMPOSED, TOKENS, attention_form, step_limit
 from .form_options import FormError
 from .gear_list import GearError, parse_gears
 from .gear_planner import GearPlan, GearRequest, plan_gears, read_traffic
@@ -197,7 +197,7 @@ def _pages(
         if given > most:
             raise FormError(
                 f"--num-pages {given}: must be at most {most}, since tokens of the cache are "
-                "numbered in int32. Give fewer"
+                "numbered in int32 (on 310P: elements of one buffer of it). Give fewer"
             )
         return given, ()
     room = memory_pages(options, model, form) if fit else None
@@ -218,9 +218,16 @@ def _pages(
 
 
 def _most_pages(model: ChipModel, form: HostForm) -> int:
-    """Return P at most: rows of the pool, or slots of all layers, are counted in int32."""
-    layers = model.config.num_layers
+    """Return P at most: rows of the pool, or slots of all layers, are counted in int32.
+
+    Where ScatterNdUpdate writes them (310P), elements of a buffer are: whether its kernel addresses
+    more was not to be found out.
+    """
+    config = model.config
+    layers = config.num_layers
     rows = 2 * layers if form.cache_write == ROWS else layers if len(form.gears) > 1 else 1
+    if attention_form(model.target, form.cache_write) == TOKENS:
+        rows *= config.num_kv_heads * config.head_dim
     return SLOTS_LIMIT // (model.page_size * rows)
 
 

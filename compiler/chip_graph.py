@@ -6,6 +6,7 @@ export -> lower for the chip -> attach weights -> gate
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from ..models.checkpoint import Checkpoint
 from .ascend_lowering import AtcGraph, AtcLowering, lower_for_atc
@@ -38,8 +39,14 @@ def chip_graph(
     return graph
 
 
-def atc_options(request: CompileRequest, graph: AtcGraph) -> AtcOptions:
-    """Return what ATC is asked for; raises AtcOptionError for what it cannot take together."""
+def atc_options(
+    request: CompileRequest, graph: AtcGraph, kernels: Path | None = None
+) -> AtcOptions:
+    """Return what ATC is asked for; raises AtcOptionError for what it cannot take together.
+
+    kernels: folder that keeps compiled kernels from one conversion to the next. No output type is
+    given: the graph's logits are float32 already.
+    """
     settings = request.options.atc
     return AtcOptions(
         target=request.target,
@@ -48,6 +55,7 @@ def atc_options(request: CompileRequest, graph: AtcGraph) -> AtcOptions:
         device_tiling=graph.device_tiling,
         external_weight=settings.external_weight,
         log_level=settings.log,
+        op_cache=kernels,
     )
 
 

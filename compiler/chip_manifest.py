@@ -19,9 +19,7 @@ _STACKED = "stacked BnBsH [L*P,S,K*D]"
 _PLANNED = {"workspace": "workspace", "gear_inputs": "step inputs", "gear_outputs": "step outputs"}
 
 
-def chip_manifest(
-    request: CompileRequest, graph: AtcGraph, padding_slot: int, tools: Mapping[str, str]
-) -> Manifest:
+def chip_manifest(request: CompileRequest, graph: AtcGraph, tools: Mapping[str, str]) -> Manifest:
     """Return the manifest of a lowered graph; `tools` = what else had a part, by name."""
     config = request.config
     plan = _plan(request)
@@ -55,7 +53,7 @@ def chip_manifest(
         },
         tools={**tool_versions(), **tools},
         num_pages=request.form.num_pages,
-        padding_slot=padding_slot,
+        padding_slot=graph.padding_slot,
     )
 
 

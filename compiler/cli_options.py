@@ -235,8 +235,7 @@ _OPTIONS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
         ("--build-plugin",),
         {
             "is_flag": True,
-            "help": "Build the parser plugin for the toolkit (and the chip of --target), show "
-            "where it is, and stop.",
+            "help": "Build the parser plugin for the toolkit, show where it is, and stop.",
         },
     ),
     (

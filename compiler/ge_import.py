@@ -20,25 +20,24 @@ from ..runtime.om_file.ge_graph import Graph, Node, TensorDesc
 from .ge_build import GeBuild, WeightParts
 from .ge_errors import GeImportError
 from .ge_import_cache import (
-    DEFAULT_OPTIONS,
     FIA_INPUTS,
-    GeOptions,
     causal_mask,
     kv_update,
     paged_attention,
+    slot_update,
     token_attention,
 )
 from .ge_import_ops import BASE_HANDLERS
 from .ge_import_ops import attribute as _attr
 
-__all__ = ["FIA_INPUTS", "GeImportError", "GeOptions", "Importer", "causal_mask", "import_onnx"]
+__all__ = ["FIA_INPUTS", "GeImportError", "Importer", "causal_mask", "import_onnx"]
 
 
 class Importer:
     """Builds one graph; `edges` maps an ONNX value name to the GE edge that carries it."""
 
-    def __init__(self, model: ir.Model, name: str, options: GeOptions = DEFAULT_OPTIONS) -> None:
-        self.model, self.options = model, options
+    def __init__(self, model: ir.Model, name: str) -> None:
+        self.model = model
         self.build = GeBuild(Graph(name))
         self.edges: dict[str, str] = {}
 
@@ -132,9 +131,9 @@ class Importer:
             self.edges[output.name] = f"{made.name}:{index}"
 
 
-def import_onnx(model: ir.Model, name: str, options: GeOptions = DEFAULT_OPTIONS) -> GeBuild:
+def import_onnx(model: ir.Model, name: str) -> GeBuild:
     """Translate an exported model; raises GeImportError naming a node that has no GE form."""
-    return Importer(model, name, options).run()
+    return Importer(model, name).run()
 
 
 def is_transposed(value: ir.Value) -> bool:
@@ -271,6 +270,7 @@ HANDLERS: Mapping[tuple[str, str], Callable[[Importer, ir.Node], None]] = Mappin
         ("pagedom", "Rotary"): _rotary,
         ("pagedom", "SwiGlu"): _swiglu,
         ("pagedom", "KVUpdate"): kv_update,
+        ("pagedom", "SlotUpdate"): slot_update,
         ("pagedom", "PagedAttention"): paged_attention,
         ("pagedom", "TokenAttention"): token_attention,
     }

@@ -1,13 +1,13 @@
 """KVUpdate and PagedAttention as GE-IR: the operators that touch the paged cache.
 
-KVUpdate         ScatterPaKvCache (CANN >= 8.5), or two ScatterNdUpdate over slots
+KVUpdate         ScatterPaKvCache
+SlotUpdate       two ScatterNdUpdate over the cache as slots
 PagedAttention   FusedInferAttentionScore in layout TND; the cache as [P,S,K*D] (BnBsH)
 TokenAttention   IncreFlashAttention in layout BSH, a token as a sequence; the cache likewise
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +20,6 @@ from .ge_import_ops import attribute as _attr
 if TYPE_CHECKING:
     from .ge_import import Importer
 
-SCATTER_PA, SCATTER_ND = "ScatterPaKvCache", "ScatterNdUpdate"
 MASK_NAME = "causal_mask"
 MASK_SIZE = 2048  # the compressed mask of sparse modes 2, 3, 4 (aclnnFusedInferAttentionScoreV4)
 CAUSAL, BAND = 3, 4
@@ -60,16 +59,6 @@ INCRE_INPUTS = (
 )
 
 
-@dataclass(frozen=True)
-class GeOptions:
-    """Choices where GE has two forms of an operator of ours."""
-
-    cache_writer: str = SCATTER_PA
-
-
-DEFAULT_OPTIONS = GeOptions()
-
-
 def causal_mask() -> np.ndarray:
     """bool [2048,2048], true above the diagonal: 1 = masked."""
     return np.triu(np.ones((MASK_SIZE, MASK_SIZE), np.bool_), 1)
@@ -77,15 +66,12 @@ def causal_mask() -> np.ndarray:
 
 def kv_update(importer: Importer, node: ir.Node) -> None:
     """ScatterPaKvCache has the same inputs and outputs in the same order."""
-    if importer.options.cache_writer == SCATTER_ND:
-        _scatter_nd(importer, node)
-        return
     names = ("key", "key_cache", "slot_mapping", "value", "value_cache")
     edges = [importer.edge(value) for value in node.inputs]
     outputs = [importer.desc(value) for value in node.outputs]
     made = importer.build.operator(
         str(node.name),
-        SCATTER_PA,
+        "ScatterPaKvCache",
         zip(names, edges),
         zip(("key_cache", "value_cache"), outputs),
         cache_mode="Norm",
@@ -93,41 +79,28 @@ def kv_update(importer: Importer, node: ir.Node) -> None:
     importer.carry(node, made)
 
 
-def _scatter_nd(importer: Importer, node: ir.Node) -> None:
-    """Two updates of the caches seen as slots [P*S,K,D], as the plugin builds them.
-
-    No negative index is documented: padding slots must point into the null page.
-    """
-    build = importer.build
-    key, key_cache, slots, value, value_cache = (importer.edge(each) for each in node.inputs)
-    pages, page_size, kv_heads, dim = build.desc(key_cache).shape
-    flat = pages * page_size if pages >= 0 else -1
+def slot_update(importer: Importer, node: ir.Node) -> None:
+    """Two ScatterNdUpdate, whose indices are a column of slots."""
+    key, key_slots, slots, value, value_slots = (importer.edge(each) for each in node.inputs)
     column = _reshape(importer, f"{node.name}/slots", slots, (-1, 1))
-    for place, (rows, cache) in enumerate(((key, key_cache), (value, value_cache))):
-        which = ("key", "value")[place]
-        view = _reshape(importer, f"{node.name}/{which}_slots", cache, (-1, kv_heads, dim), flat)
-        desc = build.desc(view)
-        update = build.operator(
+    pairs = (("key", key, key_slots), ("value", value, value_slots))
+    for output, (which, rows, cache) in zip(node.outputs, pairs):
+        update = importer.build.operator(
             f"{node.name}/write_{which}",
-            SCATTER_ND,
-            [("var", view), ("indices", column), ("updates", rows)],
-            [("var", desc)],
+            "ScatterNdUpdate",
+            [("var", cache), ("indices", column), ("updates", rows)],
+            [("var", importer.build.desc(cache))],
         )
-        target = (-1, page_size, kv_heads, dim)
-        name = f"{node.name}/{which}_cache_out"
-        output = node.outputs[place]
         assert output.name is not None
-        importer.edges[output.name] = _reshape(importer, name, f"{update.name}:0", target, pages)
+        importer.edges[output.name] = f"{update.name}:0"
 
 
-def _reshape(
-    importer: Importer, name: str, edge: str, target: tuple[int, ...], first: int | None = None
-) -> str:
-    """View an edge; `first` is the extent that stands at the -1 in front, if it is known."""
+def _reshape(importer: Importer, name: str, edge: str, target: tuple[int, ...]) -> str:
+    """View an edge; the -1 in front of `target` is the edge's own first extent."""
     shape_name = "view." + "x".join(str(extent) for extent in target)
     shape = importer.build.constant(shape_name, np.array(target, np.int64))
     given = importer.build.desc(edge)
-    extents = (given.shape[0] if first is None else first, *target[1:])
+    extents = (given.shape[0], *target[1:])
     inputs = [("x", edge), ("shape", shape)]
     outputs = [("y", TensorDesc(given.dtype, extents))]
     return f"{importer.build.operator(name, 'Reshape', inputs, outputs).name}:0"

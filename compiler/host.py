@@ -15,8 +15,7 @@ from ..runtime.om_file.ge_graph import ListListInt, Node, TensorDesc
 from ..runtime.om_file.model_def import ModelDef
 from ..runtime.om_file.om_writer import OmInfo, write_om
 from .ge_build import GeBuild
-from .ge_import import GeOptions, import_onnx
-from .ge_import_cache import DEFAULT_OPTIONS
+from .ge_import import import_onnx
 from .ge_weights import TensorSource, place_weights
 from .gear_list import dynamic_symbols, expand_gear
 from .host_forms import PLAIN, HostForm
@@ -56,7 +55,6 @@ def lower_by_passes(
     name: str,
     form: HostForm,
     onnx_passes: Sequence[OnnxPass],
-    options: GeOptions = DEFAULT_OPTIONS,
 ) -> HostGraph:
     """Do what `lower_for_host` does with other passes: a chip's form, for the oracle executor."""
     passes = run_onnx_passes(model, onnx_passes)
@@ -64,7 +62,7 @@ def lower_by_passes(
         require_all(each, passes[each])
     inputs = {str(value.name): _shape(value) for value in model.graph.inputs}
     outputs = {str(value.name): _shape(value) for value in model.graph.outputs}
-    build = import_onnx(model, name, options)
+    build = import_onnx(model, name)
     passes |= run_passes(build, [MergeGateUp()])
     outputs = {"logits": outputs["logits"], "next_ids": outputs["logits"][:1]} | {
         name: shape for name, shape in outputs.items() if name == "new_rows"

@@ -12,8 +12,9 @@ from math import gcd
 from typing import Protocol
 
 from ..runtime.dtypes import dtype as dtype_row
-from .target_records import FIA_DOC, FIA_TILING, IFA_DOC, OWN_RULE, Target
+from .target_records import FIA_DOC, FIA_TILING, IFA_DOC, IFA_TILING, OWN_RULE, Target
 
+_IFA_BLOCK = 128  # tokens: the inner block is a multiple
 _LISTED_MAX = 1024  # where no rule has an upper bound, sizes are listed up to here
 _PAGE_ALIGN_BYTES = 128
 _FIA_TND = FIA_TILING + " l.1193-1200: TND, BnBsH"
@@ -89,6 +90,19 @@ def _fia_rules(head_dim: int, kv_dtype: str) -> tuple[PageRule, ...]:
     return tuple(rules)
 
 
+def _ifa_rules(geometry: Geometry) -> tuple[PageRule, ...]:
+    """Each token is a sequence to the operator, so prompts have the rules of decoding."""
+    both = "prefill and decode"
+    rules = [PageRule("page-incre", both, 16, 512, IFA_DOC + " l.452-460", 512)]
+    group = geometry.num_heads // max(geometry.num_kv_heads, 1)
+    if group > 1:
+        # Its tiling divides by the whole pages of the inner block: 0 for larger pages.
+        inner = _IFA_BLOCK * min(80 // group, 64)
+        source = IFA_TILING + " l.2330-2360 of 8.5.0: pages in the inner block of grouped heads"
+        rules.append(PageRule("page-group", both, 1, min(inner, 512), source))
+    return tuple(rules)
+
+
 def _host_rules(executor: str) -> tuple[PageRule, ...]:
     if executor == "oracle":
         return (PageRule("page-oracle", "prefill and decode", 1, None, "the oracle executor"),)
@@ -108,7 +122,7 @@ def page_rules(context: PageContext) -> tuple[PageRule, ...]:
     elif target.family.attention.op == "FusedInferAttentionScore":
         rules = _fia_rules(context.geometry.head_dim, context.kv_dtype)
     else:
-        rules = (PageRule("page-decode", "decode", 16, 512, IFA_DOC + " l.452-460", 512),)
+        rules = _ifa_rules(context.geometry)
     return (*rules, _alignment_rule(context))
 
 

@@ -4,8 +4,8 @@
     <cache>/<key>/vendors/pagedom/pagedom_plugin.json
     <cache>/<key>.log                                            output of the tools, last build
 
-The key is a hash of the sources, the release and folder of CANN, and the form of KVUpdate. `atc`
-finds the plugin through ASCEND_CUSTOM_OPP_PATH = <cache>/<key>/vendors/pagedom.
+The key is a hash of the sources and of the release and folder of CANN. `atc` finds
+the plugin through ASCEND_CUSTOM_OPP_PATH = <cache>/<key>/vendors/pagedom.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from .plugin_sources import (
     VENDOR,
     PluginError,
     PluginManifest,
-    check_cache_write,
-    choose_cache_write,
     copy_sources,
     source_hash,
 )
@@ -49,7 +47,6 @@ __all__ = [
 class PluginOptions:
     """How to build; the defaults suit an installed CANN."""
 
-    cache_write: str = "auto"  # "auto": by release; "scatter_pa" or "scatter_nd"
     cann_version: str | None = None  # None: what the toolkit's files say
     headers: Path | None = None  # headers searched before those of CANN
     compiler: str | None = None  # None: $CXX, g++, c++ or clang++
@@ -93,7 +90,7 @@ def build_plugin(
     wanted = options or PluginOptions()
     job = _job(cann_path, wanted)
     key = _key(job)
-    found = _cached(cache_dir, key, job.cache_write)
+    found = _cached(cache_dir, key)
     if found is not None:
         return found
     cache_dir.mkdir(parents=True, exist_ok=True)
@@ -114,7 +111,7 @@ def locate_plugin(
 ) -> PluginBuild | None:
     """Return the plugin that `build_plugin` would, if it is there already."""
     job = _job(cann_path, options or PluginOptions())
-    return _cached(cache_dir, _key(job), job.cache_write)
+    return _cached(cache_dir, _key(job))
 
 
 def open_plugin(vendor: Path) -> PluginBuild:
@@ -133,13 +130,9 @@ def _job(cann_path: Path, options: PluginOptions) -> BuildJob:
         )
     version = options.cann_version
     version = read_version(cann_path) if version is None else version
-    if options.cache_write != "auto":
-        check_cache_write(options.cache_write)
-    auto = options.cache_write == "auto"
     return BuildJob(
         cann=cann_path.resolve(),
         cann_version=version,
-        cache_write=choose_cache_write(version) if auto else options.cache_write,
         version=__version__,
         headers=options.headers.resolve() if options.headers else None,
         compiler=options.compiler,
@@ -149,17 +142,17 @@ def _job(cann_path: Path, options: PluginOptions) -> BuildJob:
 
 
 def _key(job: BuildJob) -> str:
-    parts = (source_hash(job.cache_write), job.cann_version, str(job.cann), str(job.headers or ""))
+    parts = (source_hash(), job.cann_version, str(job.cann), str(job.headers or ""))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _cached(cache_dir: Path, key: str, cache_write: str) -> PluginBuild | None:
+def _cached(cache_dir: Path, key: str) -> PluginBuild | None:
     vendor = cache_dir / key / VENDOR
     try:
         build = _build(vendor, key, cached=True)
     except PluginError:
         return None
-    whole = build.library.is_file() and build.manifest.source_hash == source_hash(cache_write)
+    whole = build.library.is_file() and build.manifest.source_hash == source_hash()
     return build if whole else None
 
 

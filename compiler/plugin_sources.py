@@ -15,19 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from .target_rules import version_key
-
 SOURCES = Path(__file__).resolve().parent.parent / "graph_ops" / "ascend"
 MANIFEST = "pagedom_plugin.json"
 LIBRARY = "framework/libpagedom_onnx_plugin.so"
 VENDOR = "vendors/pagedom"
-SCHEMA = 1
-
-SCATTER_PA, SCATTER_ND = "scatter_pa", "scatter_nd"
-SCATTER_PA_OP = "ScatterPaKvCache"
-SCATTER_PA_SINCE = "8.5.0"  # prototype ScatterPaKvCache: absent from 8.1.RC1, present from 8.5.0
-PADDING_SLOT: Mapping[str, int] = MappingProxyType({SCATTER_PA: -1, SCATTER_ND: 0})
-_LEFT_OUT = {SCATTER_PA: "kv_update_scatter_nd.cc", SCATTER_ND: "kv_update.cc"}
+SCHEMA = 2
 
 _ORIGIN = re.compile(r'^constexpr char kOrigin\[\] = "([^"]+)";$', re.MULTILINE)
 _GE_TYPE = re.compile(r'^REGISTER_CUSTOM_OP\("([^"]+)"\)$', re.MULTILINE)
@@ -44,8 +36,6 @@ class PluginManifest:
     version: str  # of pagedom
     source_hash: str  # SHA-256 over names and contents of the sources
     cann_version: str  # "" = not known
-    cache_write: str  # SCATTER_PA or SCATTER_ND
-    padding_slot: int  # slot of a padding token: -1 writes nothing, 0 lies in the null page
     operators: Mapping[str, str]  # OriginOpType -> type of the GE node it becomes at first
 
     @classmethod
@@ -64,8 +54,6 @@ class PluginManifest:
                 version=str(data["version"]),
                 source_hash=str(data["source_hash"]),
                 cann_version=str(data["cann_version"]),
-                cache_write=str(data["cache_write"]),
-                padding_slot=int(data["padding_slot"]),
                 operators=MappingProxyType(operators),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -74,31 +62,14 @@ class PluginManifest:
             ) from error
 
 
-def choose_cache_write(cann_version: str, writer: str = SCATTER_PA_OP) -> str:
-    """Return the form of KVUpdate for a release of CANN; an unknown one is taken to be new.
-
-    writer: the operator that writes pages on the target (`CacheWrite.op`).
-    """
-    old = bool(cann_version) and version_key(cann_version) < version_key(SCATTER_PA_SINCE)
-    return SCATTER_ND if old or writer != SCATTER_PA_OP else SCATTER_PA
+def compiled_files(folder: Path = SOURCES) -> tuple[Path, ...]:
+    """Return the .cc files of the plugin, by name."""
+    return tuple(sorted(folder.glob("*.cc")))
 
 
-def check_cache_write(name: str) -> None:
-    """Raise PluginError unless `name` is a form of KVUpdate that there is."""
-    if name not in PADDING_SLOT:
-        raise PluginError(f"cache_write is {name!r}; allowed are {', '.join(PADDING_SLOT)}")
-
-
-def compiled_files(cache_write: str, folder: Path = SOURCES) -> tuple[Path, ...]:
-    """Return the .cc files of one form of the plugin, by name."""
-    check_cache_write(cache_write)
-    left_out = _LEFT_OUT[cache_write]
-    return tuple(path for path in sorted(folder.glob("*.cc")) if path.name != left_out)
-
-
-def source_hash(cache_write: str, folder: Path = SOURCES) -> str:
+def source_hash(folder: Path = SOURCES) -> str:
     """Return the SHA-256 over "name digest" lines of the compiled files and all headers."""
-    files = [*compiled_files(cache_write, folder), *folder.glob("*.h")]
+    files = [*compiled_files(folder), *folder.glob("*.h")]
     lines = [
         f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n"
         for path in sorted(files, key=lambda path: path.name)
@@ -106,10 +77,10 @@ def source_hash(cache_write: str, folder: Path = SOURCES) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def registered_operators(cache_write: str, folder: Path = SOURCES) -> dict[str, str]:
+def registered_operators(folder: Path = SOURCES) -> dict[str, str]:
     """Return OriginOpType -> GE type of every operator that the sources register."""
     found: dict[str, str] = {}
-    for path in compiled_files(cache_write, folder):
+    for path in compiled_files(folder):
         text = path.read_text(encoding="utf-8")
         origins, kinds = _ORIGIN.findall(text), _GE_TYPE.findall(text)
         if len(origins) != len(kinds):
@@ -118,18 +89,16 @@ def registered_operators(cache_write: str, folder: Path = SOURCES) -> dict[str, 
     return found
 
 
-def manifest_text(version: str, cann_version: str, cache_write: str, folder: Path = SOURCES) -> str:
+def manifest_text(version: str, cann_version: str, folder: Path = SOURCES) -> str:
     """Return the manifest of a plugin built from `folder`."""
     operators = ", ".join(
         f'{{"origin": "{origin}", "ge": "{kind}"}}'
-        for origin, kind in registered_operators(cache_write, folder).items()
+        for origin, kind in registered_operators(folder).items()
     )
     values = {
         "VERSION": version,
-        "SOURCE_HASH": source_hash(cache_write, folder),
+        "SOURCE_HASH": source_hash(folder),
         "CANN_VERSION": cann_version,
-        "CACHE_WRITE": cache_write,
-        "PADDING_SLOT": str(PADDING_SLOT[cache_write]),
         "OPERATORS": operators,
     }
     text = (folder / f"{MANIFEST}.in").read_text(encoding="utf-8")

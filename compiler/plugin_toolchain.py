@@ -36,7 +36,6 @@ class BuildJob:
 
     cann: Path  # folder of the toolkit
     cann_version: str
-    cache_write: str
     version: str  # of pagedom
     headers: Path | None = None  # searched before those of CANN
     compiler: str | None = None  # None: $CXX or the first of COMPILERS
@@ -139,7 +138,6 @@ def _with_cmake(
         "CMAKE_INSTALL_PREFIX": str(work),
         "PAGEDOM_CANN": str(job.cann),
         "PAGEDOM_HEADERS": str(job.headers or ""),
-        "PAGEDOM_CACHE_WRITE": job.cache_write,
         "PAGEDOM_CANN_VERSION": job.cann_version,
         "PAGEDOM_VERSION": job.version,
     }
@@ -159,7 +157,7 @@ def _with_cmake(
 def _with_compiler(
     job: BuildJob, work: Path, shell: Shell, compile_command: Sequence[str], progress: Progress
 ) -> None:
-    sources = compiled_files(job.cache_write)
+    sources = compiled_files()
     total = len(sources) + 1
     objects = [work / f"{source.stem}.o" for source in sources]
 
@@ -173,7 +171,7 @@ def _with_compiler(
     library = work / VENDOR / LIBRARY
     library.parent.mkdir(parents=True, exist_ok=True)
     shell.run([compile_command[0], "-shared", *map(str, objects), "-o", str(library)])
-    text = manifest_text(job.version, job.cann_version, job.cache_write)
+    text = manifest_text(job.version, job.cann_version)
     (work / VENDOR / MANIFEST).write_text(text, encoding="utf-8")
     progress("parser plugin: done", total, total)
 

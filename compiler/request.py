@@ -23,9 +23,10 @@ from .combination import Combination, CombinationOptions
 from .form_options import FormError, FormOptions, require_padding_row, resolve_form
 from .host_forms import PLAIN, HostForm
 from .page_rules import recommended_page_size
+from .target_cautions import cautions, wanted_release
 from .target_records import Target
 from .target_resolve import resolve_target
-from .target_rules import cautions, require_combination
+from .target_rules import require_combination
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -98,6 +99,7 @@ class CompileRequest:
     gear_plan: GearPlan | None = None
     cann: CannInstall | None = None  # that compiles here; None where nothing is compiled by ATC
     cann_release: str | None = None  # that will compile; None = not known
+    cann_wanted: str = ""  # the oldest that no source doubts for this model and chip; "" = any
     warnings: tuple[str, ...] = ()
 
     @property
@@ -152,7 +154,8 @@ class CompileRequest:
             release = f"CANN {self.cann_release or 'of an unknown release'}"
             shown.append(("compiler", f"{release}, {self.cann.atc} ({self.cann.found_by})"))
         elif self.emit == "atc":
-            shown.append(("compiler", f"CANN {self.cann_release or '8.5 or newer'}, elsewhere"))
+            wanted = f"{self.cann_wanted} or newer" if self.cann_wanted else "of any release"
+            shown.append(("compiler", f"CANN {self.cann_release or wanted}, elsewhere"))
         return [*shown, ("output", str(self.output))]
 
 
@@ -237,6 +240,7 @@ def resolve_for(options: CompileOptions, config: ModelConfig, plan: bool = False
         gear_plan=chip.gear_plan,
         cann=cann,
         cann_release=release,
+        cann_wanted=wanted_release(combination),
         warnings=(*(str(row) for row in cautions(combination)), *notes),
     )
 

@@ -9,6 +9,7 @@ from .target_records import (
     IFA_DOC,
     IFA_TILING,
     NO_LIMIT,
+    OPS_INFO,
     OWN_RULE,
     CacheWrite,
     Family,
@@ -19,6 +20,7 @@ from .target_records import (
 )
 
 _HALVES = ("float16", "bfloat16")
+_ALL_KERNELS = frozenset({"RmsNorm", "Rotary", "SwiGlu"})
 
 _FIA = FusedAttention(
     op="FusedInferAttentionScore",
@@ -124,6 +126,8 @@ ASCEND_910B = Family(
     attention=_FIA,
     prefill="FusedInferAttentionScore (TND)",
     cache_write=_SCATTER_PA,
+    kernels=_ALL_KERNELS,
+    kernel_source="op docs: RmsNorm, RotaryPositionEmbedding, SwiGlu on A2, A3, 950",
     gears=_gears(100),
     features=_features(True, True, "8.1", "", _ANY_PLUGIN),
     default_page_size=128,
@@ -137,6 +141,8 @@ ASCEND_910_93 = Family(
     attention=_FIA,
     prefill="FusedInferAttentionScore (TND)",
     cache_write=_SCATTER_PA,
+    kernels=_ALL_KERNELS,
+    kernel_source="op docs: RmsNorm, RotaryPositionEmbedding, SwiGlu on A2, A3, 950",
     gears=_gears(100),
     features=_features(True, True, "8.1", "9.0.0", _PLUGIN_A2),
     default_page_size=128,
@@ -150,6 +156,8 @@ ASCEND_950 = Family(
     attention=_FIA,
     prefill="FusedInferAttentionScore (TND)",
     cache_write=_SCATTER_PA,
+    kernels=_ALL_KERNELS,
+    kernel_source="op docs: RmsNorm, RotaryPositionEmbedding, SwiGlu on A2, A3, 950",
     gears=_gears(256),
     features=_features(
         True, True, "9.1.0", "9.1.0", "custom-op sample of asc-devkit: 950 from CANN 9.1.0"
@@ -165,6 +173,8 @@ ASCEND_310P = Family(
     attention=_IFA,
     prefill="IncreFlashAttention, each token as a sequence",
     cache_write=_SCATTER_ND,
+    kernels=frozenset({"RmsNorm", "SwiGlu"}),
+    kernel_source=OPS_INFO + ", ascend310p: no RotaryPositionEmbedding",
     gears=_gears(100),
     features=_features(True, True, "8.1", "", _ANY_PLUGIN),
     default_page_size=128,
@@ -173,11 +183,13 @@ ASCEND_310P = Family(
 ASCEND_310B = Family(
     name="Ascend310B",
     op_config="ascend310b",
-    dtypes=_HALVES,
-    dtype_source="bf16 hardware: 910B, 910_93, 310B, 950",
+    dtypes=("float16",),
+    dtype_source=OPS_INFO + ", ascend310b: no bf16 form of Cast, GatherV2, SelectV2",
     attention=None,
     prefill="composed",
     cache_write=_ROWS,
+    kernels=frozenset(),
+    kernel_source=OPS_INFO + ", ascend310b",
     gears=_gears(100),
     features=_features(False, False, "", "", _ANY_PLUGIN),
     default_page_size=128,
@@ -191,6 +203,8 @@ HOST = Family(
     attention=None,
     prefill="OpenVINO PagedAttentionExtension",
     cache_write=_IN_OP,
+    kernels=_ALL_KERNELS,
+    kernel_source="the embedded executors",
     gears=_gears(100),
     features=(
         Feature("range shapes", True, "", "the embedded compiler"),

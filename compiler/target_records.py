@@ -12,6 +12,7 @@ FIA_DOC = "op doc V4, FusedInferAttentionScore"
 FIA_TILING = "tiling of CANN 9.1, FusedInferAttentionScore"
 IFA_DOC = "op doc V4, IncreFlashAttention"
 IFA_TILING = "tiling check, IncreFlashAttention"
+OPS_INFO = "aic-<soc>-ops-info.json of CANN 8.1.RC1"  # which kernels a toolkit has
 ATC_SHAPES = "ATC shape configuration guide"
 OWN_RULE = "pagedom, docs/design/targets.md"
 
@@ -109,6 +110,8 @@ class Family:
     attention: FusedAttention | None  # None: composed from base operators
     prefill: str
     cache_write: CacheWrite
+    kernels: frozenset[str]  # operators of ours beside attention and cache that it has
+    kernel_source: str
     gears: GearLimits
     features: tuple[Feature, ...]
     default_page_size: int

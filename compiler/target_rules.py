@@ -1,8 +1,8 @@
 """Refuse what cannot work, before any work: rules over target, model and options.
 
 Each rule knows its name and source; a violation says what was given, what is allowed, which rule
-says so and what to change. `check_combination` returns all refusals, `cautions` what is accepted
-by one source and doubted by another.
+says so and what to change. `target_cautions` has what is accepted by one source and doubted by
+another.
 """
 
 from __future__ import annotations
@@ -46,44 +46,6 @@ def require_combination(combination: Combination) -> None:
     violations = violations_of(combination)
     if violations:
         raise CombinationError(violations)
-
-
-def cautions(combination: Combination) -> list[Violation]:
-    """Return what is legal by one source and outside another: to be shown, not refused."""
-    rows: list[Violation] = []
-    for rule in page_rules(combination.pages):
-        bound = rule.documented_max
-        if rule.allows(combination.page_size) and bound and combination.page_size > bound:
-            rows.append(
-                Violation(
-                    rule.name + "-documented",
-                    rule.documented_source,
-                    f"page_size {combination.page_size} is above what the op doc promises on "
-                    f"{combination.target.name}",
-                    f"the doc allows at most {bound}, {rule.source} at most {rule.maximum}",
-                    f"Recommended: {recommended_page_size(combination.pages)}.",
-                )
-            )
-    return rows + _group_caution(combination)
-
-
-def _group_caution(combination: Combination) -> list[Violation]:
-    model, op = combination.geometry, combination.fused
-    group = model.num_heads // max(model.num_kv_heads, 1)
-    if op is None or op.documented_group.allows(group):
-        return []
-    return [
-        Violation(
-            "group-documented",
-            op.documented_group.source,
-            f"{group} query heads per KV head are more than the op doc promises for {op.op} on "
-            f"{combination.target.name}",
-            f"the doc has {op.documented_group.value}, {op.max_group.source} at most "
-            f"{op.max_group.value}",
-            "Compare the first answers with a CPU (run-om compare); --cache-write rows takes the "
-            "composed form, which does not use this operator.",
-        )
-    ]
 
 
 def rules_for(combination: Combination) -> tuple[Rule, ...]:
@@ -222,7 +184,7 @@ def _attention_rules(combination: Combination, op: FusedAttention) -> list[Rule]
     model, where = combination.geometry, f"{op.op} on {combination.target.name}"
     group = model.num_heads // max(model.num_kv_heads, 1)
     row = model.num_kv_heads * model.head_dim
-    length = combination.options.max_seq_len or 0
+    length = _table_tokens(combination)
     composed = "Use the composed lowering (--cache-write rows), or another target."
     limits = (
         ("batch-limit", op.max_batch, combination.max_batch, "max_batch", "Lower --max-batch."),
@@ -230,7 +192,7 @@ def _attention_rules(combination: Combination, op: FusedAttention) -> list[Rule]
         ("head-dim-limit", op.max_head_dim, model.head_dim, "head_dim", composed),
         ("group-limit", op.max_group, group, "query heads per KV head", composed),
         ("kv-row", op.max_row, row, "KV heads x head_dim", composed),
-        ("kv-length", op.max_kv_len, length, "max_seq_len", "Lower --max-seq-len."),
+        ("kv-length", op.max_kv_len, length, "tokens of a table row", "Lower --max-seq-len."),
     )
     rules = [_at_most(*limit, where) for limit in limits]
     multiple = op.head_dim_multiple.value or 1
@@ -259,6 +221,17 @@ def _attention_rules(combination: Combination, op: FusedAttention) -> list[Rule]
         )
     )
     return rules
+
+
+def _table_tokens(combination: Combination) -> int:
+    """Tokens in the pages of a whole row of the block table: what the operator takes for a length.
+
+    The row is as wide as the target aligns it, so it may hold more than max_seq_len.
+    """
+    page_size = max(combination.page_size, 1)  # a wrong one has a rule of its own
+    pages = -(-(combination.options.max_seq_len or 0) // page_size)
+    align = combination.target.family.table_align
+    return -(-pages // align) * align * page_size
 
 
 def _at_most(name: str, limit: Limit, given: int, noun: str, advice: str, where: str) -> Rule:

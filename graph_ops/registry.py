@@ -8,7 +8,15 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from . import kv_update, paged_attention, rms_norm, rotary, swiglu, token_attention
+from . import (
+    kv_update,
+    paged_attention,
+    rms_norm,
+    rotary,
+    slot_update,
+    swiglu,
+    token_attention,
+)
 from .schema import OpSchema
 
 
@@ -20,9 +28,7 @@ class Operator:
     function: Callable[[str], ir.Function]
 
 
+_MODULES = (kv_update, paged_attention, rms_norm, rotary, slot_update, swiglu, token_attention)
 OPERATORS: Mapping[str, Operator] = MappingProxyType(
-    {
-        module.SCHEMA.name: Operator(module.SCHEMA, module.function)
-        for module in (kv_update, paged_attention, rms_norm, rotary, swiglu, token_attention)
-    }
+    {module.SCHEMA.name: Operator(module.SCHEMA, module.function) for module in _MODULES}
 )

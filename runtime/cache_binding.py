@@ -53,7 +53,7 @@ def cache_spec(manifest: Manifest) -> KvCacheSpec:
 def compiled_pages(manifest: Manifest, spec: KvCacheSpec) -> int:
     """Return P, if it was compiled into the model; 0 = any."""
     extent = next(iter(_buffers(manifest).values())).shape[0]
-    if isinstance(extent, str):
+    if manifest.num_pages or isinstance(extent, str):
         return manifest.num_pages
     return extent // spec.num_layers if spec.layout == "stacked" else extent
 

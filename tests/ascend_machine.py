@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from fake_atc.cann_tree import make_cann
 
 from pagedom.compiler import cli, export, plugin
-from pagedom.compiler.plugin_sources import SCATTER_ND, SCATTER_PA, registered_operators
+from pagedom.compiler.plugin_sources import registered_operators
 
 HEADERS = Path(__file__).resolve().parent / "plugin_headers"
 # Writes what it is asked to compile: a file with the type keys, which the fake atc looks for.
@@ -58,20 +58,14 @@ def prepare(
     monkeypatch.setenv("PAGEDOM_CACHE", str(root / "cache"))
     monkeypatch.setattr(export, "export_onnx", _cached(export.export_onnx))
     if quick_plugin:
-        keys = {*registered_operators(SCATTER_PA), *registered_operators(SCATTER_ND)}
-        text = b"\0".join(key.encode() for key in sorted(keys)) + b"\0"
+        text = b"\0".join(key.encode() for key in sorted(registered_operators())) + b"\0"
         compiler = root / "quick-g++"
         compiler.write_text(_COMPILER.format(python=sys.executable, keys=text))
         compiler.chmod(0o755)
-        quick = partial(_built_by, str(compiler), plugin.build_plugin)
+        options = plugin.PluginOptions(compiler=str(compiler), cmake=False)
+        quick = partial(plugin.build_plugin, options=options)
         monkeypatch.setattr("pagedom.compiler.chip_compile.build_plugin", quick)
     return AscendMachine(root)
-
-
-def _built_by(
-    compiler: str, real: Callable[..., Any], *args: Any, options: plugin.PluginOptions
-) -> Any:
-    return real(*args, options=replace(options, compiler=compiler, cmake=False))
 
 
 def _cached(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@
     rows          ranges                                       kv_rows_pool; new rows are outputs
     rows static   one shape                                    kv_rows_pool; new rows are outputs
     rows gears    gears                                        kv_rows_pool; new rows are outputs
-    tokens        ranges; each token a sequence (310P)         key_cache.l, value_cache.l, in place
+    tokens static one shape; each token a sequence (310P)      key_cache.l, value_cache.l, in place
     tokens gears  gears; the same                              key_pool, value_pool, in place
 
 The two of 310P are executed by the oracle alone: no host artefact has IncreFlashAttention.
@@ -28,10 +28,9 @@ import numpy as np
 import onnx_ir as ir
 from formula_graph import DIM, HEADS, KV_HEADS, MAX_SEQ_LEN, SCALE, VOCAB
 
-from pagedom.compiler.ge_import import GeOptions
-from pagedom.compiler.ge_import_cache import SCATTER_ND
 from pagedom.compiler.host import HostGraph, lower_by_passes, lower_for_host, write_host_om
 from pagedom.compiler.host_forms import HostForm
+from pagedom.compiler.lower.slot_update import SlotUpdate
 from pagedom.compiler.lower.stack_caches import StackCaches
 from pagedom.compiler.lower.token_attention import TokenAttention, TokenLimits
 from pagedom.runtime.acl.constants import GEAR_INPUT_NAME
@@ -42,7 +41,7 @@ LAYERS = 2
 GEARS = ((4, 4), (16, 5), (24, 5))
 STATIC = (24, 5)
 KINDS = ("plain", "static", "gears", "rows", "rows static", "rows gears")
-TOKEN_KINDS = ("tokens", "tokens gears")  # the oracle alone executes these
+TOKEN_KINDS = ("tokens static", "tokens gears")  # the oracle alone executes these
 TOKEN_LIMITS = TokenLimits(("float32",), DIM, 1, HEADS)  # of no chip: the formula is in float32
 INT32, FLOAT = ir.DataType.INT32, ir.DataType.FLOAT
 Shape = tuple[int | str | None, ...]
@@ -201,9 +200,11 @@ def _lower(kind: str, page_size: int, num_pages: int) -> HostGraph:
     geared = HostForm(GEARS, num_pages, cache_write, width)
     if kind.startswith("tokens"):
         gears = kind.endswith("gears")
-        passes = [TokenAttention(width, TOKEN_LIMITS), *([StackCaches(num_pages)] if gears else [])]
+        stack = [StackCaches(num_pages)] if gears else []
+        passes = [TokenAttention(width, TOKEN_LIMITS), *stack, SlotUpdate(num_pages)]
         form = geared if gears else HostForm((), 0, cache_write, width)
-        return lower_by_passes(model, "formula", form, passes, GeOptions(SCATTER_ND))
+        graph = lower_by_passes(model, "formula", form, passes)
+        return graph if gears else _static(graph, num_pages, width)
     if kind.endswith("gears"):
         return lower_for_host(model, "formula", geared)
     form = HostForm((), 0, cache_write, width if cache_write == "rows" else 0)

@@ -17,7 +17,6 @@ from toy_scheduler import GEARS, NUM_PAGES, TABLE_WIDTH, TRACE, Step, ToySchedul
 
 from pagedom.compiler.export import ExportOptions, export_onnx
 from pagedom.compiler.ge_import import import_onnx
-from pagedom.compiler.ge_import_cache import SCATTER_PA
 from pagedom.compiler.host import HostGraph, lower_for_host, write_host_om
 from pagedom.compiler.host_forms import HostForm
 from pagedom.compiler.lower.infra import run_passes
@@ -115,17 +114,16 @@ def lower_by(
     config: ModelConfig,
     page_size: int,
     path: Path,
-    cache_writer: str = SCATTER_PA,
+    padding_slot: int = -1,
 ) -> Lowered:
-    """Lower with passes of a chip; with ScatterNdUpdate padding goes into the null page."""
+    """Lower with passes of a chip; where it writes by slots, padding has slot 0."""
     model = exported(config, page_size)
     run_onnx_passes(model, passes)
     build = import_onnx(model, "tiny")
     graph = HostGraph(build, run_passes(build, []), {}, {})
     weights = Weights(config)
     write_host_om(path, graph, weights, "test")
-    slot = -1 if cache_writer == SCATTER_PA else 0
-    return Lowered(config, page_size, weights, graph, path, GEARS, slot)
+    return Lowered(config, page_size, weights, graph, path, GEARS, padding_slot)
 
 
 class Run:

@@ -5,9 +5,8 @@ a float reaches it with six digits (graph_ops/ascend/attribute_json.h). So, befo
 
 1. PagedAttention, TokenAttention
                    int num_heads, num_key_value_heads, head_dim, block_size; scale_bits
-2. KVUpdate        int num_key_value_heads, head_dim, block_size
-3. RmsNorm         epsilon_bits
-4. Rotary          its angles, float32 [T,D], become [T,1,D] in the dtype of x, once for all nodes;
+2. RmsNorm         epsilon_bits
+3. Rotary          its angles, float32 [T,D], become [T,1,D] in the dtype of x, once for all nodes;
                    int angles_ready = 1
 
 A `_bits` attribute holds the float32 of the attribute it is named after, as an unsigned number.
@@ -68,10 +67,6 @@ def _attention(node: ir.Node) -> dict[str, int]:
     return {"num_heads": _fixed(node, 0, heads), "scale_bits": _bits(node, "scale")} | _cache(node)
 
 
-def _kv_update(node: ir.Node) -> dict[str, int]:
-    return _cache(node)
-
-
 def _rms_norm(node: ir.Node) -> dict[str, int]:
     return {"epsilon_bits": _bits(node, "epsilon")}
 
@@ -84,7 +79,8 @@ _WRITERS: Mapping[str, Callable[[ir.Node], dict[str, int]]] = MappingProxyType(
     {
         "PagedAttention": _attention,
         "TokenAttention": _attention,
-        "KVUpdate": _kv_update,
+        "KVUpdate": _nothing,
+        "SlotUpdate": _nothing,
         "RmsNorm": _rms_norm,
         "Rotary": _nothing,
         "SwiGlu": _nothing,

@@ -92,6 +92,7 @@ def test_fused_with_gears(machine: AscendMachine, model: Path, target: str, fami
     assert om.soc_version == target
     assert "--tiling_schedule_optimize=1" in om.cmdline
     assert "--precision_mode_v2=origin" in om.cmdline
+    assert f"--op_compiler_cache_dir={machine.cache / 'kernels'}" in om.cmdline
     assert f"--dynamic_dims={manifest.gears[0]['T']}," in om.cmdline
     assert os.listdir(out.parent).count(out.name) == 1
     assert not [name for name in os.listdir(out.parent) if name.startswith(f"{out.name}.")]

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from pagedom.compiler.plugin_sources import SCATTER_ND, SCATTER_PA, SOURCES, compiled_files
+from pagedom.compiler.plugin_sources import SOURCES, compiled_files
 
 HEADERS = Path(__file__).resolve().parent
 HOOKS = HEADERS / "test_hooks.cc"
@@ -25,35 +25,32 @@ FLOAT, INT = 1, 2  # AttributeProto.AttributeType
 DTYPES = {0: np.float32, 9: np.int64, 12: np.bool_}
 
 
-def compile_plugins(folder: Path, forms: Iterable[str]) -> dict[str, Path]:
-    """Return one library a form of KVUpdate; compiles only what `folder` has not got yet."""
+def compile_plugin(folder: Path) -> Path:
+    """Return the library; compiled only if `folder` has not got it yet."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise FileNotFoundError("no C++ compiler")
     files = sorted([*SOURCES.glob("*.[ch]*"), *HEADERS.rglob("*.h"), HOOKS])
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
-    wanted = {form: folder / f"{digest}-{form}.so" for form in forms}
-    if all(path.is_file() for path in wanted.values()):
-        return wanted
-    sources = {path for form in wanted for path in compiled_files(form)} | {HOOKS}
+    library = folder / f"{digest}.so"
+    if library.is_file():
+        return library
+    sources = [*compiled_files(), HOOKS]
     objects = {path: folder / f"{digest}-{os.getpid()}-{path.stem}.o" for path in sources}
-    # hidden: each library keeps its own registry, though the headers define it inline
-    flags = ["-std=c++17", "-O0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
+    flags = ["-std=c++17", "-O0", "-fPIC", "-Wall", "-Wextra", "-Werror"]
     flags += [f"-I{SOURCES}", f"-I{HEADERS}"]
 
     def compile_one(source: Path) -> None:
         run([compiler, *flags, "-c", str(source), "-o", str(objects[source])])
 
     with ThreadPoolExecutor(max_workers=2) as pool:
-        list(pool.map(compile_one, sorted(sources)))
-    for form, library in wanted.items():
-        parts = [str(objects[path]) for path in (*compiled_files(form), HOOKS)]
-        fresh = library.with_suffix(f".{os.getpid()}")
-        run([compiler, "-shared", *parts, "-o", str(fresh)])
-        fresh.replace(library)
+        list(pool.map(compile_one, sources))
+    fresh = library.with_suffix(f".{os.getpid()}")
+    run([compiler, "-shared", *map(str, objects.values()), "-o", str(fresh)])
+    fresh.replace(library)
     for path in objects.values():
         path.unlink()
-    return wanted
+    return library
 
 
 def run(command: list[str]) -> None:
@@ -134,11 +131,11 @@ def plain(attrs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def load_plugins(config: pytest.Config) -> dict[str, PluginHost]:
-    """Return both forms of the plugin, compiled into pytest's cache; skips with no compiler."""
+def load_plugin(config: pytest.Config) -> PluginHost:
+    """Return the plugin, compiled into pytest's cache; skips with no compiler."""
     assert config.cache is not None
     try:
-        built = compile_plugins(config.cache.mkdir("pagedom-plugin"), (SCATTER_PA, SCATTER_ND))
+        library = compile_plugin(config.cache.mkdir("pagedom-plugin"))
     except FileNotFoundError as error:
         pytest.skip(f"the parser plugin needs a compiler: {error}")
-    return {form: PluginHost(path) for form, path in built.items()}
+    return PluginHost(library)

@@ -41,6 +41,20 @@ def plain_update(inputs: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return key_cache, value_cache
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_slot_update_is_the_same_over_slots(dtype: str) -> None:
+    """No negative slots there: padding shares slot 0, whose content nobody reads."""
+    inputs = make_inputs([7, 0, 5, 0, 11], dtype)
+    expected = plain_update(inputs)
+    flat = (PAGES * PAGE_SIZE, KV_HEADS, DIM)
+    inputs[1], inputs[4] = inputs[1].reshape(flat), inputs[4].reshape(flat)
+    names = ("key", "key_slots", "slot_mapping", "value", "value_slots")
+    model = one_node_model("SlotUpdate", dtype).SerializeToString()
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    for found, wanted in zip(session.run(None, dict(zip(names, inputs))), expected):
+        np.testing.assert_array_equal(found[1:], wanted.reshape(flat)[1:])
+
+
 @st.composite
 def slot_lists(draw: st.DrawFn) -> list[int]:
     slots = draw(st.lists(st.integers(PAGE_SIZE, PAGES * PAGE_SIZE - 1), unique=True, max_size=6))

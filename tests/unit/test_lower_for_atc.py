@@ -45,7 +45,7 @@ def test_fused_gears() -> None:
     )
     assert graph.dynamic_dims == "16,16,16,4,4,4,4;64,64,64,4,4,4,4"
     assert graph.device_tiling
-    assert (graph.cache_writer, graph.padding_slot) == ("scatter_pa", -1)
+    assert graph.padding_slot == -1
     assert graph.outputs == {"logits": ("R", 29), "next_ids": ("R",)}
     assert graph.dtypes["kv_lens"] == graph.dtypes["seq_ends"] == "int64"
     lengths = {value.name: value for value in graph.model.graph.inputs}
@@ -70,8 +70,10 @@ def test_range_leaves_dims_open() -> None:
 
 def test_old_cann_writes_by_slots() -> None:
     graph = lower("Ascend910B3", cann="8.1.RC1")
-    assert (graph.cache_writer, graph.padding_slot) == ("scatter_nd", 0)
+    assert graph.padding_slot == 0
     assert "needs CANN 8.5.0, this is 8.1.RC1" in graph.notes[1]
+    assert graph.shapes["key_pool"] == (2 * 64 * 128, 2, 16)
+    assert not any(node.op_type == "KVUpdate" for node in graph.model.graph)
 
 
 def test_tokens_on_310p() -> None:
@@ -79,19 +81,21 @@ def test_tokens_on_310p() -> None:
     assert graph.form == "tokens"
     assert graph.input_shape == (
         "input_ids:-1;positions:-1;slot_mapping:-1;block_table:-1,32;token_seqs:-1;token_lens:-1;"
-        "logits_rows:-1;key_pool:128,128,2,16;value_pool:128,128,2,16"
+        "logits_rows:-1;key_pool:16384,2,16;value_pool:16384,2,16"
     )
     assert graph.dynamic_dims == "16,16,16,4,16,16,4;64,64,64,4,64,64,4"
     assert graph.device_tiling
     # ScatterPaKvCache has no kernel there, whatever the release.
-    assert (graph.cache_writer, graph.padding_slot) == ("scatter_nd", 0)
+    kinds = {node.op_type for node in graph.model.graph if node.domain == "pagedom"}
+    assert kinds == {"TokenAttention", "SlotUpdate", "RmsNorm", "SwiGlu"}
+    assert graph.padding_slot == 0
     assert graph.dtypes["token_lens"] == "int64"
     (lens,) = [value for value in graph.model.graph.inputs if value.name == "token_lens"]
     assert {use.node.op_type for use in lens.uses()} == {"TokenAttention"}
     assert graph.notes == (
         "attention: IncreFlashAttention, layout BSH, each token as a sequence of its own, "
         "cache BnBsH",
-        "cache: two ScatterNdUpdate. Padding tokens are written into the null page",
+        "cache: two ScatterNdUpdate, padding tokens are written into the null page",
     )
 
 
@@ -107,7 +111,7 @@ def test_310p_refuses_what_its_operator_cannot() -> None:
         ("Ascend310B1", set(), "has no operator over a paged cache", {}),
         (
             "Ascend310P3",
-            {"RmsNorm", "Rotary", "SwiGlu"},
+            {"RmsNorm", "SwiGlu"},
             "composed, as asked for",
             {"cache_write": "rows"},
         ),
@@ -117,7 +121,7 @@ def test_composed(soc: str, kept: set[str], note: str, options: dict) -> None:
     graph = lower(soc, **options)
     assert graph.form == "composed"
     assert {node.op_type for node in graph.model.graph if node.domain == "pagedom"} == kept
-    assert graph.cache_writer is None
+    assert graph.padding_slot == -1
     assert graph.shapes["kv_rows_pool"] == (64, 128, 2 * 2 * 2 * 16)
     assert graph.outputs["new_rows"] == ("T", 2 * 2 * 2 * 16)
     assert graph.dynamic_dims == "16,16,4,5,4,4;64,64,4,5,4,4"

@@ -27,6 +27,7 @@ from pagedom.compiler.lower.onnx_infra import (
     run_onnx_passes,
 )
 from pagedom.compiler.lower.seq_ends import SeqEnds
+from pagedom.compiler.lower.slot_update import SlotUpdate
 from pagedom.compiler.lower.stack_caches import StackCaches
 from pagedom.compiler.lower.token_attention import TokenAttention
 from pagedom.compiler.onnx_check import dims
@@ -274,6 +275,42 @@ def test_argmax_stands_behind_the_logits(model: ir.Model) -> None:
     assert [value.name for value in model.graph.outputs] == ["logits", "next_ids"]
     assert model.graph.outputs[1].dtype == ir.DataType.INT32
     assert "the outputs are ['logits', 'next_ids']" in reason(AddArgmax()(model))
+
+
+# -- slot-update
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_slots_stand_at_the_graphs_inputs(stacked: bool) -> None:
+    model = exported(LLAMA)
+    stack = [StackCaches(NUM_PAGES)] if stacked else []
+    run_onnx_passes(model, [*WITHOUT_OUTPUTS, SeqEnds(), *stack, SlotUpdate(NUM_PAGES)])
+    slots = NUM_PAGES * 16
+    found = shapes(model)
+    if stacked:
+        assert found["key_pool"] == found["value_pool"] == (2 * slots, 2, 16)
+    else:
+        assert found["key_cache.1"] == found["value_cache.0"] == (slots, 2, 16)
+    for name in found:
+        if "cache" in name or "pool" in name:
+            assert readers(model, name) == ["SlotUpdate"]  # nothing in between, one reader
+    first, second = (node(model, f"/layers.{n}/attn/SlotUpdate") for n in range(2))
+    if stacked:
+        assert second.inputs[1] is first.outputs[0]
+    kinds = [use.node.op_type for use in first.outputs[0].uses()]
+    assert kinds == (["Reshape", "SlotUpdate"] if stacked else ["Reshape"])
+    pages = node(model, "/layers.1/attn/PagedAttention").inputs[1]
+    assert pages is not None
+    assert dims(pages) == ((2 if stacked else 1) * NUM_PAGES, 16, 2, 16)
+
+
+def test_slots_need_the_number_of_pages(model: ir.Model) -> None:
+    run_onnx_passes(model, [*WITHOUT_OUTPUTS, SeqEnds()])
+    assert "the number of pages is open (P)" in reason(SlotUpdate(0)(model))
+    cache = node(model, "/layers.0/attn/KVUpdate").inputs[1]
+    assert cache is not None
+    cache.shape = ir.Shape(["P", "S", 2, 16])
+    assert "must be [P,S,K,D] with S, K, D as numbers" in reason(SlotUpdate(9)(model))
 
 
 # -- token-attention

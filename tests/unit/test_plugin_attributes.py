@@ -13,16 +13,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugin_headers"))
 
-from plugin_host import FLOAT, INT, PluginHost, attributes, load_plugins, plain
+from plugin_host import FLOAT, INT, PluginHost, attributes, load_plugin, plain
 
 from pagedom.compiler.ge_import import causal_mask
 from pagedom.compiler.lower.annotate_heads import float_bits
-from pagedom.compiler.plugin_sources import SCATTER_PA
 
 
 @pytest.fixture(scope="module")
 def plugin(request: pytest.FixtureRequest) -> PluginHost:
-    return load_plugins(request.config)[SCATTER_PA]
+    return load_plugin(request.config)
 
 
 ATTENTION = {

@@ -24,8 +24,6 @@ from pagedom.compiler.plugin import (
 from pagedom.compiler.plugin_sources import (
     LIBRARY,
     MANIFEST,
-    SCATTER_ND,
-    SCATTER_PA,
     SOURCES,
     PluginManifest,
     compiled_files,
@@ -87,14 +85,14 @@ def test_a_build_lies_where_atc_looks(tools: Toolchain) -> None:
     assert built.library.is_file()
     assert built.env == {"ASCEND_CUSTOM_OPP_PATH": str(built.path)}
     assert not built.cached
-    assert len(tools.calls) == len(compiled_files(SCATTER_PA)) + 1
+    assert len(tools.calls) == len(compiled_files()) + 1
     assert f"-isystem {tools.cann.resolve()}/include" in tools.calls[0]
     assert stages[-1][1] == stages[-1][2] == len(tools.calls)
     manifest = built.manifest
     assert manifest.cann_version == "9.1.0"
-    assert (manifest.cache_write, manifest.padding_slot) == (SCATTER_PA, -1)
-    assert manifest.source_hash == source_hash(SCATTER_PA)
+    assert manifest.source_hash == source_hash()
     assert manifest.operators["pagedom::1::KVUpdate"] == "ScatterPaKvCache"
+    assert manifest.operators["pagedom::1::SlotUpdate"] == "PartitionedCall"
 
 
 def test_nothing_is_compiled_twice(tools: Toolchain) -> None:
@@ -113,33 +111,15 @@ def test_nothing_is_compiled_twice(tools: Toolchain) -> None:
     assert first.library.is_file()
 
 
-def test_each_release_and_form_has_its_own_build(tools: Toolchain) -> None:
-    keys = {
-        tools.build(**options).hash
-        for options in ({}, {"cann_version": "9.0.0"}, {"cache_write": SCATTER_ND})
-    }
-    assert len(keys) == 3
+def test_each_release_has_its_own_build(tools: Toolchain) -> None:
+    assert tools.build().hash != tools.build(cann_version="9.0.0").hash
 
 
-@pytest.mark.parametrize(
-    ("version", "form", "slot"),
-    [
-        ("8.1.RC1", SCATTER_ND, 0),
-        ("8.3.RC2", SCATTER_ND, 0),
-        ("8.5.0", SCATTER_PA, -1),
-        ("9.1.0", SCATTER_PA, -1),
-        ("", SCATTER_PA, -1),
-    ],
-)
-def test_the_cache_write_follows_the_release(
-    tmp_path: Path, version: str, form: str, slot: int
-) -> None:
+@pytest.mark.parametrize("version", ["8.1.RC1", "9.1.0", ""])
+def test_the_manifest_has_the_release(tmp_path: Path, version: str) -> None:
     tools = Toolchain(tmp_path, version)
     assert read_version(tools.cann) == version
-    manifest = tools.build().manifest
-    assert (manifest.cache_write, manifest.padding_slot) == (form, slot)
-    kinds = {SCATTER_ND: "PartitionedCall", SCATTER_PA: "ScatterPaKvCache"}
-    assert manifest.operators["pagedom::1::KVUpdate"] == kinds[form]
+    assert tools.build().manifest.cann_version == version
 
 
 def test_two_builds_at_once_give_one(tools: Toolchain) -> None:
@@ -196,28 +176,22 @@ def test_no_cann_and_no_headers(tools: Toolchain) -> None:
     assert not tools.build(headers=HEADERS).cached
 
 
-def test_unknown_form(tools: Toolchain) -> None:
-    with pytest.raises(PluginError, match="cache_write is 'nd'; allowed are scatter_pa, scatter"):
-        tools.build(cache_write="nd")
-
-
 def test_open_plugin(tools: Toolchain, tmp_path: Path) -> None:
     built = tools.build()
     assert open_plugin(built.path).manifest == built.manifest
     with pytest.raises(PluginError, match="is not a folder of our parser plugin"):
         open_plugin(tmp_path)
     manifest = built.path / MANIFEST
-    manifest.write_text(manifest.read_text().replace('"schema": 1', '"schema": 2'))
-    with pytest.raises(PluginError, match="has schema 2; this pagedom reads 1"):
-        PluginManifest.read(built.path)
     manifest.write_text(manifest.read_text().replace('"schema": 2', '"schema": 1'))
+    with pytest.raises(PluginError, match="has schema 1; this pagedom reads 2"):
+        PluginManifest.read(built.path)
+    manifest.write_text(manifest.read_text().replace('"schema": 1', '"schema": 2'))
     built.library.unlink()
     with pytest.raises(PluginError, match=f"manifest but no {LIBRARY}"):
         open_plugin(built.path)
 
 
-@pytest.mark.parametrize("form", [SCATTER_PA, SCATTER_ND])
-def test_cmake_writes_the_same_manifest(tmp_path: Path, form: str) -> None:
+def test_cmake_writes_the_same_manifest(tmp_path: Path) -> None:
     """By hand, from copied sources, as on a machine that has no pagedom."""
     cmake = shutil.which("cmake")
     if cmake is None or shutil.which("c++") is None:
@@ -225,11 +199,11 @@ def test_cmake_writes_the_same_manifest(tmp_path: Path, form: str) -> None:
     files = copy_sources(tmp_path / "sources")
     assert {path.name for path in files} == {path.name for path in SOURCES.iterdir()}
     command = [cmake, "-S", str(tmp_path / "sources"), "-B", str(tmp_path / "build")]
-    command += [f"-DPAGEDOM_HEADERS={HEADERS}", f"-DPAGEDOM_CACHE_WRITE={form}"]
+    command += [f"-DPAGEDOM_HEADERS={HEADERS}"]
     command += ["-DPAGEDOM_CANN_VERSION=8.1.RC1", "-DPAGEDOM_VERSION=7"]
     subprocess.run(command, check=True, capture_output=True)
     text = (tmp_path / "build" / MANIFEST).read_text()
-    assert text == manifest_text("7", "8.1.RC1", form)
+    assert text == manifest_text("7", "8.1.RC1")
 
 
 @pytest.mark.slow
@@ -239,4 +213,4 @@ def test_a_real_build_loads(tools: Toolchain) -> None:
     built = build_plugin(tools.cann, tools.cache, None, PluginOptions(cmake=True))
     ctypes.CDLL(str(built.library))
     text = (built.path / MANIFEST).read_text()
-    assert text == manifest_text(built.manifest.version, "9.1.0", SCATTER_PA)
+    assert text == manifest_text(built.manifest.version, "9.1.0")

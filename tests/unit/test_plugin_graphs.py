@@ -13,15 +13,18 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugin_headers"))
 
-from plugin_host import INT, PluginHost, attributes, load_plugins, plain
+from plugin_host import INT, PluginHost, attributes, load_plugin, plain
 
 from pagedom.compiler.export import ExportOptions, export_onnx
 from pagedom.compiler.ge_import import Importer
 from pagedom.compiler.lower.annotate_heads import annotate_for_plugin
+from pagedom.compiler.lower.drop_cache_outputs import DropCacheOutputs
 from pagedom.compiler.lower.infra import PassError
 from pagedom.compiler.lower.seq_ends import swap_lengths
+from pagedom.compiler.lower.slot_update import SlotUpdate
+from pagedom.compiler.lower.stack_caches import StackCaches
 from pagedom.compiler.lower.token_attention import TokenAttention, TokenLimits
-from pagedom.compiler.plugin_sources import SCATTER_ND, SCATTER_PA, registered_operators
+from pagedom.compiler.plugin_sources import registered_operators
 from pagedom.graph_ops.registry import OPERATORS
 from pagedom.models.config import ModelConfig
 from pagedom.models.rope import RopeConfig
@@ -53,13 +56,8 @@ PAGE_SIZE = 16
 
 
 @pytest.fixture(scope="module")
-def plugins(request: pytest.FixtureRequest) -> dict[str, PluginHost]:
-    return load_plugins(request.config)
-
-
-@pytest.fixture
-def plugin(plugins: dict[str, PluginHost]) -> PluginHost:
-    return plugins[SCATTER_PA]
+def plugin(request: pytest.FixtureRequest) -> PluginHost:
+    return load_plugin(request.config)
 
 
 @pytest.fixture(scope="module", params=["float16", "float32"])
@@ -77,21 +75,17 @@ def nodes(model: ir.Model, kind: str) -> list[ir.Node]:
 # -- registration
 
 
-def test_each_operator_is_registered_with_its_domain_and_version(
-    plugins: dict[str, PluginHost],
-) -> None:
+def test_each_operator_is_registered_with_its_domain_and_version(plugin: PluginHost) -> None:
     expected = {
         f"{op.schema.domain}::{op.schema.version}::{name}" for name, op in OPERATORS.items()
     }
-    for form, host in plugins.items():
-        made = {entry["origin"]: entry for entry in host.registrations()}
-        assert set(made) == expected
-        assert len(host.registrations()) == len(expected)
-        assert {e: entry["ge"] for e, entry in made.items()} == registered_operators(form)
-        for entry in made.values():
-            assert (entry["framework"], entry["imply"]) == (5, 1)  # ONNX, TVM
-            assert entry["expands"] == (entry["ge"] == "PartitionedCall")
-    assert plugins[SCATTER_PA].registrations() != plugins[SCATTER_ND].registrations()
+    made = {entry["origin"]: entry for entry in plugin.registrations()}
+    assert set(made) == expected
+    assert len(plugin.registrations()) == len(expected)
+    assert {origin: entry["ge"] for origin, entry in made.items()} == registered_operators()
+    for entry in made.values():
+        assert (entry["framework"], entry["imply"]) == (5, 1)  # ONNX, TVM
+        assert entry["expands"] == (entry["ge"] == "PartitionedCall")
 
 
 # -- the same graph as the host compiler builds
@@ -169,22 +163,23 @@ def test_subgraphs_equal_those_of_the_host_compiler(
         assert plugin_tree(made, plugin, names) == importer_tree(importer, plain_node)
 
 
-def test_token_attention_equals_the_host_compiler(plugin: PluginHost) -> None:
-    """310P's form; the limits of its operator are those of the test's head dim and dtype."""
+def test_310ps_operators_equal_the_host_compilers(plugin: PluginHost) -> None:
     config = replace(CONFIG, head_dim=16, rope=RopeConfig(dim=16), windows=(-1, -1))
     model = export_onnx(config, ExportOptions("float16", 32, PAGE_SIZE))
     model.functions.clear()
-    result = TokenAttention(2, TokenLimits(("float16",), 128, 16, 32))(model)
-    assert result.skipped == []
+    tokens = TokenAttention(2, TokenLimits(("float16",), 128, 16, 32))
+    for rewrite in (DropCacheOutputs(), tokens, StackCaches(9), SlotUpdate(9)):
+        assert rewrite(model).skipped == []
     importer = imported(model.clone())
     annotate_for_plugin(model)
-    made_nodes = nodes(model, "TokenAttention")
-    assert len(made_nodes) == config.num_layers
-    for node in made_nodes:
-        made = plugin.parse_node(node)
-        assert (made["parsed"], made["expanded"], made["problems"]) == (True, True, [])
-        names = [str(value.name) for value in node.inputs]
-        assert plugin_tree(made, plugin, names) == importer_tree(importer, node)
+    for kind in ("TokenAttention", "SlotUpdate"):
+        made_nodes = nodes(model, kind)
+        assert len(made_nodes) == config.num_layers
+        for node in made_nodes:
+            made = plugin.parse_node(node)
+            assert (made["parsed"], made["expanded"], made["problems"]) == (True, True, [])
+            names = [str(value.name) for value in node.inputs]
+            assert plugin_tree(made, plugin, names) == importer_tree(importer, node)
 
 
 def test_rotary_equals_the_host_compiler_with_and_without_prepared_angles(
@@ -244,25 +239,17 @@ def test_attributes_of_one_to_one_operators_arrive(exported: ir.Model, plugin: P
         assert names[: len(schema.inputs)] == [param.name for param in schema.inputs]
 
 
-def test_cache_write_of_older_cann(exported: ir.Model, plugins: dict[str, PluginHost]) -> None:
-    host = plugins[SCATTER_ND]
-    model = exported.clone()
-    annotate_for_plugin(model)
-    node = nodes(model, "KVUpdate")[0]
-    made = host.parse_node(node)
+def test_slots_are_written_without_anything_in_between(plugin: PluginHost) -> None:
+    made = plugin.parse("pagedom::1::SlotUpdate", "write", None)
     assert made["problems"] == []
     assert made["outputs"] == 2
-    names = ["key", "key_cache", "slots", "value", "value_cache"]
-    trees = plugin_tree(made, host, names)
-
-    def shape(*dims: int) -> Any:
-        return ("Const", "int64", np.array(dims, np.int64).tobytes(), (len(dims),))
-
-    for tree, rows, cache in zip(trees, ("key", "value"), ("key_cache", "value_cache")):
-        view = ("Reshape", 0, {}, {"x": cache, "shape": shape(-1, 2, 6)})
-        indices = ("Reshape", 0, {}, {"x": "slots", "shape": shape(-1, 1)})
-        write = ("ScatterNdUpdate", 0, {}, {"var": view, "indices": indices, "updates": rows})
-        assert tree == ("Reshape", 0, {}, {"x": write, "shape": shape(-1, PAGE_SIZE, 2, 6)})
+    names = ["key", "key_slots", "slots", "value", "value_slots"]
+    shape = ("Const", "int64", np.array([-1, 1], np.int64).tobytes(), (2,))
+    indices = ("Reshape", 0, {}, {"x": "slots", "shape": shape})
+    assert plugin_tree(made, plugin, names) == [
+        ("ScatterNdUpdate", 0, {}, {"var": var, "indices": indices, "updates": rows})
+        for rows, var in (("key", "key_slots"), ("value", "value_slots"))
+    ]
 
 
 # -- the pass
@@ -273,9 +260,9 @@ def test_the_pass_refuses_function_bodies_and_open_dims() -> None:
     with pytest.raises(PassError, match=r"function bodies of KVUpdate, .* are still in the model"):
         annotate_for_plugin(model)
     model.functions.clear()
-    node = nodes(model, "KVUpdate")[0]
+    node = nodes(model, "PagedAttention")[0]
     cache = node.inputs[1]
     assert cache is not None
     cache.shape = ir.Shape(["P", "S", 2, 6])
-    with pytest.raises(PassError, match=r"/layers\.0/attn/KVUpdate \(KVUpdate\) has dim S"):
+    with pytest.raises(PassError, match=r"/layers\.0/attn/PagedAttention .* has dim S"):
         annotate_for_plugin(model)

@@ -16,11 +16,11 @@ from pagedom.compiler.page_rules import (
     page_rules,
     recommended_page_size,
 )
+from pagedom.compiler.target_cautions import cautions, wanted_release
 from pagedom.compiler.target_families import FAMILIES
 from pagedom.compiler.target_records import Limit
 from pagedom.compiler.target_resolve import resolve_target
 from pagedom.compiler.target_rules import (
-    cautions,
     check_combination,
     require_combination,
     version_key,
@@ -39,6 +39,7 @@ class Model:
 
 
 LLAMA = Model()
+MULTI_HEAD = Model(num_kv_heads=32)
 
 
 def rules_broken(soc: str, model: Model, dtype: str, page: int, batch: int = 8, **options) -> list:
@@ -65,7 +66,7 @@ def test_style_guide_sentence() -> None:
         ("Ascend910_9391", "bfloat16", 128),
         ("Ascend950PR_9579", "bfloat16", 128),
         ("Ascend310P3", "float16", 128),
-        ("Ascend310B4", "bfloat16", 64),
+        ("Ascend310B4", "float16", 64),
         ("host", "float32", 32),
         ("host", "bfloat16", 96),
     ],
@@ -178,11 +179,69 @@ def test_sizes_that_only_the_code_accepts_are_a_caution() -> None:
     assert "at most 128" in str(caution)
 
 
+@pytest.mark.parametrize(
+    ("soc", "model", "cann", "doubted", "wanted"),
+    [
+        ("Ascend910B3", LLAMA, "8.5.0", [], "8.5.0"),
+        ("Ascend910B3", LLAMA, "8.3.RC1", ["from 8.5.0 on"], "8.5.0"),
+        ("Ascend910B3", MULTI_HEAD, "8.5.0", ["from 9.0.0 on"], "9.0.0"),
+        ("Ascend910B3", MULTI_HEAD, "9.0.0", [], "9.0.0"),
+        (
+            "Ascend910B3",
+            Model(windows=(4096, -1)),
+            "8.3.RC1",
+            ["from 8.5.0 on", "from 9.0.0 on"],
+            "9.0.0",
+        ),
+        ("Ascend910_9391", LLAMA, "9.0.0", [], "9.0.0"),
+        ("Ascend950PR_9579", LLAMA, "9.1.0", [], "9.1.0"),
+        ("Ascend310P3", MULTI_HEAD, "8.1.RC1", [], "8.1"),
+        ("Ascend310P3", LLAMA, "8.1.RC1", ["from 8.3 on"], "8.3"),
+        ("Ascend310P3", LLAMA, "8.3.RC1", [], "8.3"),
+        (
+            "Ascend310P3",
+            LLAMA,
+            "8.5.0",
+            ["before 8.5.0 and from 9.0.0 on", "before 8.5.0"],
+            "8.3",
+        ),
+        ("Ascend310P3", LLAMA, "9.1.0", ["before 8.5.0"], "8.3"),
+        ("Ascend310B4", LLAMA, "8.1.RC1", [], ""),
+    ],
+)
+def test_releases_that_a_source_doubts(
+    soc: str, model: Model, cann: str, doubted: list[str], wanted: str
+) -> None:
+    options = CombinationOptions(cann=cann)
+    asked = Combination(resolve_target(soc), model, "float16", 128, 8, options)
+    require_combination(asked)
+    releases = [row for row in cautions(asked) if row.rule == "release"]
+    assert [row.allowed.removeprefix("known ") for row in releases] == doubted
+    assert wanted_release(asked) == wanted
+    composed = replace(asked, options=replace(options, attention="composed"))
+    assert cautions(composed) == []
+
+
+def test_what_310ps_tiling_divides_by() -> None:
+    """Pages must fit the inner block of grouped heads, 128 * floor(80 / group) tokens."""
+    for heads, largest in ((8, 512), (8 * 21, 384), (8 * 32, 256)):
+        context = PageContext(resolve_target("Ascend310P3"), Model(num_heads=heads), "float16")
+        assert legal_page_sizes(context)[-1] == largest
+        assert recommended_page_size(context) == 128
+
+
+def test_the_whole_row_of_a_table_counts_on_310p() -> None:
+    """65530 tokens fit, but not the row of 1376 pages of 48 that holds them."""
+    for page, length, broken in ((128, 65536, []), (48, 65530, ["kv-length"])):
+        found = rules_broken("Ascend310P3", LLAMA, "float16", page, max_seq_len=length)
+        assert found == broken
+
+
 def test_require_combination_lists_all_reasons() -> None:
     bad = Combination(resolve_target("Ascend310P3"), LLAMA, "bfloat16", 40, 8)
     with pytest.raises(CombinationError) as caught:
         require_combination(bad)
-    assert [row.rule for row in caught.value.violations] == ["dtype", "page-decode"]
+    assert [row.rule for row in caught.value.violations] == ["dtype", "page-incre"]
     assert str(caught.value).count("\n") == 1
 
 
