@@ -132,10 +132,13 @@ def _memory(manifest: Manifest, free: int, where: str) -> Iterator[Finding]:
     left = free - weights - other
     needs = f"weights {size(weights)}" + (f", buffers {size(other)}" if other else "")
     pages = max(0, left) // page
+    if manifest.num_pages:
+        yield _compiled_pages(manifest, f"{needs}; {size(free)} are free on {where}", pages)
+        return
     whole = -(-manifest.max_seq_len // manifest.page_size)
     seen = (
         f"{needs}, {size(page)} a page of {manifest.page_size} tokens; {size(free)} are free on "
-        f"{where}: room for {pages * manifest.page_size} tokens of KV cache"
+        f"{where}: room for {pages * manifest.page_size:,} tokens of KV cache"
     )
     smaller = "Free memory, or compile with a shorter dtype; compile-model --plan shows all sizes."
     if pages < 2:
@@ -145,3 +148,15 @@ def _memory(manifest: Manifest, free: int, where: str) -> Iterator[Finding]:
         yield Finding("room", WARNING, seen, advice)
     else:
         yield Finding("room", OK, seen)
+
+
+def _compiled_pages(manifest: Manifest, seen: str, room: int) -> Finding:
+    """Hold the number of pages that is compiled in against the pages that there is room for."""
+    nbytes = manifest.num_pages * manifest.memory["kv_per_page"]
+    seen += f"; its cache is compiled in, {manifest.num_pages:,} pages of {size(nbytes)} together"
+    if room < manifest.num_pages:
+        advice = f"Free memory, or compile with --num-pages {room} or less."
+        if room < 2:
+            advice = "Free memory, or compile for less: compile-model --plan shows all sizes."
+        return Finding("room", PROBLEM, f"{seen}: room for {room:,}", advice)
+    return Finding("room", OK, seen)

@@ -282,7 +282,7 @@ def test_an_artefact_for_the_host(machine, tmp_path):
     page = look(machine, artefact(tmp_path / "a", memory=memory, page_size=32))
     assert line(page, "artefact").status == OK
     assert line(page, "executor").status == OK
-    assert "room for 7340032 tokens" in line(page, "room").seen
+    assert "room for 7,340,032 tokens" in line(page, "room").seen
     assert not page.blocked
 
 
@@ -297,6 +297,20 @@ def test_what_a_host_artefact_may_lack(machine, tmp_path, changes, topic, status
     assert found.status == status
     assert words in found.seen
     assert found.advice
+
+
+@pytest.mark.parametrize(("num_pages", "status", "advice"), [
+    (100, OK, ""),
+    (7169, PROBLEM, "--num-pages 7168 or less"),
+])  # fmt: skip
+def test_pages_that_are_compiled_in_must_all_fit(machine, tmp_path, num_pages, status, advice):
+    """An artefact with gears takes its whole cache at loading, or does not load."""
+    memory = {"weights": 1 << 30, "kv_per_page": 1 << 20}  # of 8 GiB
+    page = look(machine, artefact(tmp_path / "a", memory=memory, num_pages=num_pages))
+    found = line(page, "room")
+    assert found.status == status
+    assert f"{num_pages:,} pages of" in found.seen
+    assert advice in found.advice
 
 
 NPU = {"target": "Ascend910B3", "soc": "Ascend910B3", "tools": {"cann": "8.1.RC1"}}
