@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from .target_cautions import RELEASE_NOTES
 from .target_families import FAMILIES
 from .target_records import Family, Limit, Target
 from .target_resolve import resolve_target
@@ -149,6 +150,7 @@ def _family_facts(family: Family) -> list[Fact]:
         ("prefill attention", family.prefill, "docs/design/targets.md"),
         *_attention_facts(family),
         *_cache_write_facts(family),
+        ("other operators", sorted(family.kernels) or "composed", family.kernel_source),
         ("gears", f"{gears.minimum}..{gears.maximum}, {gears.advised} advised", gears.source),
         ("dims of all inputs, geared model", gears.total_dims, gears.dims_source),
         ("block-table row", f"multiple of {family.table_align} int32", "docs/design/targets.md"),
@@ -156,7 +158,9 @@ def _family_facts(family: Family) -> list[Fact]:
     for row in family.features:
         version = f", CANN >= {row.min_cann}" if row.min_cann else ""
         facts.append((row.name, ("yes" if row.supported else "no") + version, row.source))
-    return facts
+    op = family.attention.op if family.attention else ""
+    notes = RELEASE_NOTES.get(op, ())
+    return facts + [(note.what, f"CANN known {note.known}", note.source) for note in notes]
 
 
 def _attention_facts(family: Family) -> list[Fact]:

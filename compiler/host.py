@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ..runtime.acl.constants import GEAR_INPUT_NAME
 from ..runtime.om_file.ge_graph import ListListInt, Node, TensorDesc
 from ..runtime.om_file.model_def import ModelDef
-from ..runtime.om_file.om_writer import OmInfo, write_om
+from ..runtime.om_file.om_writer import OmInfo, inout_from_graph, output_names, write_om
 from .ge_build import GeBuild
 from .ge_import import import_onnx
 from .ge_weights import TensorSource, place_weights
@@ -81,7 +81,13 @@ def write_host_om(
     """Write `model.om`, streaming the weights; returns its size in bytes."""
     blobs = place_weights(graph.build, source, advance)
     model_def = ModelDef(graph.build.graph.name, [graph.build.graph], dict(graph.attrs))
-    info = OmInfo(cmdline=cmdline, tool_version=f"pagedom {version('pagedom')}")
+    gears = graph.attrs.get(GEARS_ATTR, ListListInt(()))
+    inout = inout_from_graph(model_def, output_names(model_def))
+    info = OmInfo(
+        cmdline=cmdline,
+        tool_version=f"pagedom {version('pagedom')}",
+        inout=replace(inout, dynamic_dims=tuple(tuple(row) for row in gears.rows)),
+    )
     return write_om(path, model_def, blobs, info)
 
 

@@ -6,8 +6,9 @@ CANN whose operators were read to take less than ours asks of them. None was see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from .combination import Combination, Violation
 from .page_rules import page_rules, recommended_page_size
@@ -26,6 +27,12 @@ class ReleaseNote:
     source: str
     after: str = ""
 
+    @property
+    def known(self) -> str:
+        """The releases that nothing is said against, in words."""
+        parts = [f"before {self.after}"] if self.after else []
+        return " and ".join([*parts, *([f"from {self.since} on"] if self.since else [])])
+
     def doubts(self, cann: str) -> bool:
         """Return whether a release is among those."""
         key = version_key(cann)
@@ -42,44 +49,46 @@ def _is_multi_head_or_windowed(combination: Combination) -> bool:
     return windowed or not _is_grouped(combination)
 
 
-_NOTES: dict[str, tuple[ReleaseNote, ...]] = {
-    "FusedInferAttentionScore": (
-        ReleaseNote(
-            "8.5.0",
-            lambda combination: True,
-            "layout TND with its tiling on the device",
-            "op prototype of CANN 8.1.RC1 (no TND); prompt_flash_attention_tiling.cpp of 8.3.RC1",
+RELEASE_NOTES: Mapping[str, tuple[ReleaseNote, ...]] = MappingProxyType(
+    {
+        "FusedInferAttentionScore": (
+            ReleaseNote(
+                "8.5.0",
+                lambda combination: True,
+                "layout TND with its tiling on the device",
+                "op prototype of CANN 8.1.RC1 (no TND); prompt_flash_attention_tiling.cpp of 8.3.RC1",
+            ),
+            ReleaseNote(
+                "9.0.0",
+                _is_multi_head_or_windowed,
+                "multi-head attention over pages, or a window, with its tiling on the device",
+                "fused_infer_attention_score_tiling.cpp of 8.5.0 l.1232-1236 and 9.0.0 l.1475-1479",
+            ),
         ),
-        ReleaseNote(
-            "9.0.0",
-            _is_multi_head_or_windowed,
-            "multi-head attention over pages, or a window, with its tiling on the device",
-            "fused_infer_attention_score_tiling.cpp of 8.5.0 l.1232-1236 and 9.0.0 l.1475-1479",
+        "IncreFlashAttention": (
+            ReleaseNote(
+                "8.3",
+                _is_grouped,
+                "grouped query heads over pages on 310P",
+                "incre_flash_attention_tiling_check of the 8.1 branch l.195-199, of 8.3.RC1 l.366-400",
+            ),
+            ReleaseNote(
+                "9.0.0",
+                lambda combination: True,
+                "310P",
+                "build.sh of ops-transformer 8.5.0 l.44 (no ascend310p) and 9.0.0 l.46",
+                after="8.5.0",
+            ),
+            ReleaseNote(
+                "",
+                lambda combination: True,
+                "ScatterNdUpdate on 310P",
+                "op doc of ops-nn 8.5.0 (310P not supported); ops-info of CANN 8.1.RC1 has it",
+                after="8.5.0",
+            ),
         ),
-    ),
-    "IncreFlashAttention": (
-        ReleaseNote(
-            "8.3",
-            _is_grouped,
-            "grouped query heads over pages on 310P",
-            "incre_flash_attention_tiling_check of the 8.1 branch l.195-199, of 8.3.RC1 l.366-400",
-        ),
-        ReleaseNote(
-            "9.0.0",
-            lambda combination: True,
-            "310P",
-            "build.sh of ops-transformer 8.5.0 l.44 (no ascend310p) and 9.0.0 l.46",
-            after="8.5.0",
-        ),
-        ReleaseNote(
-            "",
-            lambda combination: True,
-            "ScatterNdUpdate on 310P",
-            "op doc of ops-nn 8.5.0 (310P not supported); ops-info of CANN 8.1.RC1 has it",
-            after="8.5.0",
-        ),
-    ),
-}
+    }
+)
 
 
 def cautions(combination: Combination) -> list[Violation]:
@@ -105,7 +114,7 @@ def wanted_release(combination: Combination) -> str:
 
 def _notes(combination: Combination) -> list[ReleaseNote]:
     op = combination.fused
-    notes = () if op is None else _NOTES.get(op.op, ())
+    notes = () if op is None else RELEASE_NOTES.get(op.op, ())
     return [note for note in notes if note.applies(combination)]
 
 
@@ -113,13 +122,11 @@ def _release_cautions(combination: Combination) -> Iterator[Violation]:
     given, op = combination.options.cann, combination.fused
     for note in _notes(combination):
         if given is not None and op is not None and note.doubts(given):
-            known = [f"before {note.after}"] if note.after else []
-            known += [f"from {note.since} on"] if note.since else []
             yield Violation(
                 "release",
                 note.source,
                 f"CANN {given} may lack what {op.op} is used with here: {note.what}",
-                f"known {' and '.join(known)}",
+                f"known {note.known}",
                 f"ATC may refuse the model, or its first step fail. Use another CANN; {_ROWS}",
             )
 

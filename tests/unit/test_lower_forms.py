@@ -9,6 +9,8 @@ import pytest
 from lowered_model import CONFIGS, GEARS, NUM_PAGES, TABLE_WIDTH, TRACE, Run, lower
 
 from pagedom.compiler.host_forms import HostForm
+from pagedom.runtime.om_file import read_om
+from pagedom.runtime.om_file.description import describe_om
 
 FORMS = {
     "plain": HostForm(),
@@ -28,6 +30,17 @@ def test_forms(tmp_path: Path, name: str, form: str, executor: str, page_size: i
     lowered = lower(CONFIGS[name], FORMS[form], page_size, tmp_path)
     for found, wanted in Run(executor, lowered).steps():
         np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(("form", "dims"), [("gears", 7), ("rows gears", 6)])
+def test_the_file_says_its_gears_as_atcs_do(tmp_path: Path, form: str, dims: int) -> None:
+    """In MODEL_INOUT_INFO, so that other readers of OM files see them."""
+    with read_om(lower(CONFIGS["gqa"], FORMS[form], 32, tmp_path).path) as om:
+        info = om.models[0].inout_info
+    assert info is not None
+    assert [gear[0] for gear in info.dynamic_dims] == [tokens for tokens, _ in GEARS]
+    assert {len(gear) for gear in info.dynamic_dims} == {dims}
+    assert describe_om(tmp_path / "model.om").gears[0].startswith("dims: ")
 
 
 @pytest.mark.parametrize("form", ["rows", "rows gears"])
