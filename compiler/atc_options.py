@@ -14,6 +14,7 @@ from .target_records import Target
 from .target_rules import version_key
 
 FRAMEWORK_ONNX = 5
+ONE_FILE, ONE_FILE_CANN = 2, "9.0.0"  # of external_weight, and the release it came with
 LOG_LEVELS = ("debug", "info", "warning", "error", "null")
 PRECISIONS = (
     "fp16",
@@ -154,7 +155,7 @@ def _flags(options: AtcOptions) -> list[_Flag]:
         sink = "without it attention leaves the static graph and is launched from the host"
         rows.append(_Flag("tiling_schedule_optimize", "1", needed=sink))
     if options.external_weight:
-        newer = "9.0.0" if options.external_weight == 2 else ""
+        newer = ONE_FILE_CANN if options.external_weight == ONE_FILE else ""
         where = "the weights are wanted outside the OM"
         value = str(options.external_weight)
         rows.append(_Flag("external_weight", value, needed=where, min_cann=newer))

@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from .atc_options import ONE_FILE, ONE_FILE_CANN, AtcOptionError
 from .cann_install import CannInstall, CannNotFoundError, find_cann
+from .target_rules import version_key
 
 _RELEASE = re.compile(r"\d+\.\d+[\w.]*")
 
@@ -44,8 +46,19 @@ def compiling_cann(settings: AtcSettings, here: bool) -> tuple[CannInstall | Non
     """Return the toolkit that compiles here and its release (None = not known).
 
     With `here` False nothing is looked for: the release is the one that --cann names, if any.
-    Raises CannNotFoundError with what else can be done.
+    Raises CannNotFoundError with what else can be done, AtcOptionError for a release too old.
     """
+    cann, release = _chosen(settings, here)
+    late = settings.external_weight == ONE_FILE
+    if late and release and version_key(release) < version_key(ONE_FILE_CANN):
+        raise AtcOptionError(
+            f"--external-weight {ONE_FILE} needs CANN {ONE_FILE_CANN} or newer, and {release} will "
+            "compile: take 1 (one file a weight) or 0 (inside the OM)"
+        )
+    return cann, release
+
+
+def _chosen(settings: AtcSettings, here: bool) -> tuple[CannInstall | None, str | None]:
     given = settings.cann
     names_release = given is not None and _RELEASE.fullmatch(given) and not Path(given).exists()
     if given is not None and not names_release and not _folder(given).exists():

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from ascend_machine import AscendMachine, prepare
 
+from pagedom.compiler.atc_options import AtcOptionError
 from pagedom.compiler.atc_settings import AtcSettings
 from pagedom.compiler.cann_install import CannNotFoundError
 from pagedom.compiler.combination import CombinationError
@@ -266,6 +267,20 @@ def test_without_a_toolkit_other_mistakes_are_said_first(
     ):
         with pytest.raises(error):
             require_compiler(CompileOptions(str(tmp_path), target=A2, **given))
+
+
+@pytest.mark.parametrize("emit", ["om", "atc"])
+def test_weights_in_one_file_are_refused_before_an_export(
+    machine: AscendMachine, emit: str
+) -> None:
+    """An export of many gigabytes, or another machine's hours, would be for nothing."""
+    cann = "8.5.0" if emit == "atc" else str(machine.cann("8.5.0"))
+    atc = AtcSettings(cann=cann, external_weight=2)
+    with pytest.raises(AtcOptionError, match=r"needs CANN 9\.0\.0 or newer, and 8\.5\.0"):
+        require_compiler(CompileOptions("m", target=A2, emit=emit, atc=atc))
+    require_compiler(
+        CompileOptions("m", target=A2, emit=emit, atc=dataclasses.replace(atc, external_weight=1))
+    )
 
 
 def test_options_of_a_chip_are_not_ignored_for_the_host(config: ModelConfig) -> None:
