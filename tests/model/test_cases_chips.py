@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,15 @@ A2, B4 = "Ascend910B3", "Ascend310B4"
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AscendMachine:
     monkeypatch.setenv("FAKE_ATC_COUNT", str(tmp_path / "conversions"))
     return prepare(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """The command ignores further signals once it ends; a test's process goes on."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def conversions(machine: AscendMachine) -> int:
@@ -87,6 +97,7 @@ def test_case_9_1_and_2_places_that_atc_cannot_write_to(
     assert conversions(machine) == 1
 
 
+@pytest.mark.usefixtures("signals")
 def test_case_9_5_ctrl_c_during_the_conversion(
     machine: AscendMachine, toy_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
