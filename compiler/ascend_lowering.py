@@ -34,9 +34,11 @@ from .lower.stack_caches import StackCaches
 from .lower.token_attention import TokenAttention, TokenLimits
 from .onnx_check import dims, dtype_name
 from .target_records import FusedAttention, Target
-from .target_rules import version_key
+from .target_rules import writes_by_slot
 
-_WHOLE = frozenset({"stack-caches", "compose-attention", "drop-cache-outputs", "token-attention"})
+_WHOLE = frozenset(
+    {"stack-caches", "compose-attention", "drop-cache-outputs", "token-attention", "slot-update"}
+)
 
 
 @dataclass(frozen=True)
@@ -123,13 +125,6 @@ def form_passes(form: str, target: Target, options: AtcLowering) -> Sequence[Onn
     if form == TOKENS and op is not None:
         return token_passes(options, token_limits(op), kernels)
     return fused_passes(options, kernels, writes_by_slot(target, options.cann))
-
-
-def writes_by_slot(target: Target, cann: str | None) -> bool:
-    """Return whether the cache is written by ScatterNdUpdate, which wants it as slots."""
-    write = target.family.cache_write
-    old = bool(cann and write.fallback) and version_key(str(cann)) < version_key(write.min_cann)
-    return old or not write.negative_slots
 
 
 def fused_passes(

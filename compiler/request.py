@@ -21,6 +21,7 @@ from .chip_form import (
 )
 from .combination import Combination, CombinationOptions
 from .form_options import FormError, FormOptions, require_padding_row, resolve_form
+from .gear_list import parse_gears
 from .host_forms import PLAIN, HostForm
 from .page_rules import recommended_page_size
 from .target_cautions import cautions, wanted_release
@@ -220,12 +221,12 @@ def resolve_for(options: CompileOptions, config: ModelConfig, plan: bool = False
     width = table_width(target, max_seq_len, page_size, composed)
     model = ChipModel(target, config, dtype, page_size, max_seq_len, max_batch, width)
     chip = _form(options, model, fit=not plan)
-    notes = chip.notes
+    notes = (*_gear_notes(options, target), *chip.notes)
     largest = chip.form.max_batch or max_batch
     if largest < max_batch:  # gears were given: no pages for sequences that they cannot hold
         model = replace(model, max_batch=largest)
         chip = _form(options, model, fit=not plan)
-        notes = (*_batch_notes(options, largest), *chip.notes)
+        notes = (*_gear_notes(options, target), *_batch_notes(options, largest), *chip.notes)
     return CompileRequest(
         config=config,
         target=target,
@@ -243,6 +244,13 @@ def resolve_for(options: CompileOptions, config: ModelConfig, plan: bool = False
         cann_wanted=wanted_release(combination),
         warnings=(*(str(row) for row in cautions(combination)), *notes),
     )
+
+
+def _gear_notes(options: CompileOptions, target: Target) -> tuple[str, ...]:
+    """Say which of --gears were given more than once; they are legal by now."""
+    if options.gears is None:
+        return ()
+    return parse_gears(options.gears, 2, replace(target.family.gears, minimum=1)).notes
 
 
 def _batch_notes(options: CompileOptions, largest: int) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ RELEASE_NOTES: Mapping[str, tuple[ReleaseNote, ...]] = MappingProxyType(
                 "8.5.0",
                 lambda combination: True,
                 "layout TND with its tiling on the device",
-                "op prototype of CANN 8.1.RC1 (no TND); prompt_flash_attention_tiling.cpp of 8.3.RC1",
+                "op prototype of 8.1.RC1 (no TND); prompt_flash_attention_tiling.cpp of 8.3.RC1",
             ),
             ReleaseNote(
                 "9.0.0",
@@ -70,7 +70,7 @@ RELEASE_NOTES: Mapping[str, tuple[ReleaseNote, ...]] = MappingProxyType(
                 "8.3",
                 _is_grouped,
                 "grouped query heads over pages on 310P",
-                "incre_flash_attention_tiling_check of the 8.1 branch l.195-199, of 8.3.RC1 l.366-400",
+                "incre_flash_attention_tiling_check of 8.1 l.195-199 and 8.3.RC1 l.366-400",
             ),
             ReleaseNote(
                 "9.0.0",

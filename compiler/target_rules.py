@@ -17,7 +17,7 @@ from .combination import (
     Violation,
 )
 from .page_rules import Geometry, PageRule, nearest_legal, page_rules, recommended_page_size
-from .target_records import FusedAttention, Limit, Target
+from .target_records import OWN_RULE, FusedAttention, Limit, Target
 
 
 def check_combination(
@@ -148,7 +148,35 @@ def _version_rules(combination: Combination) -> list[Rule]:
         if not feature.min_cann or composed or not feature.supported:
             continue
         rules.append(_min_cann_rule(feature.name, feature.min_cann, feature.source, given))
-    return rules
+    return [*rules, _slots_rule(given)]
+
+
+def writes_by_slot(target: Target, cann: str | None) -> bool:
+    """Return whether a release writes the cache by ScatterNdUpdate, which wants it as slots."""
+    write = target.family.cache_write
+    if cann is None or not write.fallback:
+        return not write.negative_slots
+    return version_key(cann) < version_key(write.min_cann)
+
+
+def _slots_rule(given: str) -> Rule:
+    """For chips that write by slots in every release, the step's tokens already forbid ranges."""
+
+    def holds(c: Combination) -> bool:
+        is_release = c.fused is not None and bool(c.target.family.cache_write.fallback)
+        return c.options.shapes != "range" or not (is_release and writes_by_slot(c.target, given))
+
+    return Rule(
+        "range-slots",
+        OWN_RULE + ": slots are counted when the model is compiled",
+        holds,
+        lambda c: Complaint(
+            f"range shapes do not work on {c.target.name} with CANN {given}, whose cache is "
+            "written by slots",
+            "the number of pages has to be compiled in",
+            "Compile with gears, or with a newer CANN.",
+        ),
+    )
 
 
 def _min_cann_rule(name: str, needed: str, source: str, given: str) -> Rule:

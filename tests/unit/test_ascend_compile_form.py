@@ -133,6 +133,9 @@ def test_gears_given(config: ModelConfig) -> None:
     assert request.gear_plan is None
     static = decide(config, A2, gears="64,9")
     assert static.warnings == ()
+    assert decide(config, A2, gears="64,9;8,8;64,9").warnings == (
+        "gear '64,9' was given 2 times and is kept once",
+    )
     assert static.form.gears == ((64, 9),)
     with pytest.raises(GearError, match="fewer tokens than sequences"):
         decide(config, A2, gears="4,8;64,9")
@@ -166,6 +169,12 @@ def test_ranges(config: ModelConfig) -> None:
         decide(config, A2, input_shape_range=True, num_pages=50)
     with pytest.raises(CombinationError, match="range shapes do not work on Ascend310B4"):
         decide(config, B4, input_shape_range=True)
+    with pytest.raises(
+        CombinationError, match=r"with CANN 8\.3\.RC1, whose cache is written by slots"
+    ):
+        decide(config, A2, cann="8.3.RC1", input_shape_range=True)
+    rows = decide(config, A2, cann="8.3.RC1", input_shape_range=True, cache_write="rows")
+    assert rows.form.gears == ()
 
 
 def test_pages_follow_the_memory(config: ModelConfig) -> None:
