@@ -158,3 +158,9 @@ def test_an_unfit_model_is_refused() -> None:
     attention.replace_input_with(1, attention.inputs[2])
     with pytest.raises(PassError, match="cannot rewrite this model"):
         lower_for_atc(model, resolve_target("Ascend310B1"), AtcLowering(32, 64, GEARS))
+
+
+def test_slots_of_an_open_pool_are_refused() -> None:
+    model = exported(LLAMA, 128, "float16")
+    with pytest.raises(PassError, match="slot-update cannot rewrite .* number of pages is open"):
+        lower_for_atc(model, resolve_target("Ascend310P3"), AtcLowering(32, 0))
