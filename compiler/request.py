@@ -221,12 +221,11 @@ def resolve_for(options: CompileOptions, config: ModelConfig, plan: bool = False
     width = table_width(target, max_seq_len, page_size, composed)
     model = ChipModel(target, config, dtype, page_size, max_seq_len, max_batch, width)
     chip = _form(options, model, fit=not plan)
-    notes = (*_gear_notes(options, target), *chip.notes)
     largest = chip.form.max_batch or max_batch
     if largest < max_batch:  # gears were given: no pages for sequences that they cannot hold
         model = replace(model, max_batch=largest)
         chip = _form(options, model, fit=not plan)
-        notes = (*_gear_notes(options, target), *_batch_notes(options, largest), *chip.notes)
+    notes = (*_gear_notes(options, target), *_batch_notes(options, largest), *chip.notes)
     return CompileRequest(
         config=config,
         target=target,
@@ -255,7 +254,7 @@ def _gear_notes(options: CompileOptions, target: Target) -> tuple[str, ...]:
 
 def _batch_notes(options: CompileOptions, largest: int) -> tuple[str, ...]:
     """Say so when the gears that were given hold less than the batch that was."""
-    if options.max_batch is None:
+    if options.max_batch is None or options.max_batch <= largest:
         return ()
     return (
         f"--max-batch {options.max_batch}: a step holds {_counted(largest, 'sequence')} at most, "

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pagedom.compiler.form_options import FormError, FormOptions, resolve_form
 from pagedom.compiler.gear_list import GearError
 from pagedom.compiler.host_forms import HostForm
+from pagedom.compiler.request import CompileOptions, resolve_for
 from pagedom.compiler.target_resolve import resolve_target
+from pagedom.models.config import ModelConfig
 
 WIDTH = 8
 
@@ -36,6 +40,13 @@ def test_one_gear_is_a_static_model_as_on_a_chip() -> None:
     assert form(gears="16,4").max_batch == 3
     with pytest.raises(GearError, match="has one sequence"):
         form(gears="16,1")
+
+
+def test_a_gear_given_twice_is_kept_once_and_that_is_said(toy: Any) -> None:
+    config = ModelConfig.from_hf(toy.config(hidden_size=256), None)
+    request = resolve_for(CompileOptions("m", gears="16,4;64,5;16,4"), config)
+    assert request.form.gears == ((16, 4), (64, 5))
+    assert request.warnings == ("gear '16,4' was given 2 times and is kept once",)
 
 
 def test_rows() -> None:
