@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from .atc_shapes import fix_symbols, input_shape_option
-from .attention_form import COMPOSED, FUSED, TOKENS, attention_form
+from .attention_form import COMPOSED, TOKENS, attention_form
 from .gear_list import GearList, dims_problem, dynamic_symbols, expand_gear, parse_gears
-from .host_forms import ROWS
 from .lower.add_argmax import AddArgmax
 from .lower.annotate_heads import annotate_for_plugin
 from .lower.compose_attention import ComposeAttention
@@ -53,6 +52,7 @@ class AtcLowering:
     gears: tuple[tuple[int, int], ...] = ()  # (T, B)
     cache_write: str | None = None  # "rows" asks for the composed form
     cann: str | None = None  # version that compiles, None = the newest form
+    lacking: frozenset[str] = frozenset()  # operators of ours without a kernel in that CANN
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,6 @@ class AtcGraph:
     form: str
     padding_slot: int
     device_tiling: bool
-    notes: tuple[str, ...]
     passes: Mapping[str, PassResult]
 
     @property
@@ -86,7 +85,7 @@ def lower_for_atc(model: ir.Model, target: Target, options: AtcLowering) -> AtcG
 
     Raises PassError naming the pass and the place where the model does not fit, GearError.
     """
-    form, notes = _choose_form(target, options)
+    form = attention_form(target, options.cache_write)
     by_slots = form != COMPOSED and writes_by_slot(target, options.cann)
     results = run_onnx_passes(model, form_passes(form, target, options))
     for name in _WHOLE & results.keys():
@@ -111,14 +110,13 @@ def lower_for_atc(model: ir.Model, target: Target, options: AtcLowering) -> AtcG
         form,
         0 if by_slots else -1,  # ScatterNdUpdate knows no negative index
         tiling,
-        tuple(notes),
         results,
     )
 
 
 def form_passes(form: str, target: Target, options: AtcLowering) -> Sequence[OnnxPass]:
     """Return the passes that make one form of a model for a chip."""
-    kernels = target.family.kernels
+    kernels = target.family.kernels - options.lacking
     if form == COMPOSED:
         return rows_passes(options, kernels)
     op = target.family.attention
@@ -164,24 +162,6 @@ def token_limits(op: FusedAttention) -> TokenLimits:
 
 def _stack(options: AtcLowering) -> list[OnnxPass]:
     return [StackCaches(options.num_pages)] if len(options.gears) > 1 else []
-
-
-def _choose_form(target: Target, options: AtcLowering) -> tuple[str, list[str]]:
-    """Return the form, and what there is to say about it."""
-    family, form = target.family, attention_form(target, options.cache_write)
-    if options.cache_write == ROWS:
-        return form, ["attention: composed, as asked for"]
-    if family.attention is None:
-        text = f"attention: composed; {target.name} has no operator over a paged cache"
-        return form, [text]
-    op, write = family.attention, family.cache_write
-    layout = "TND" if form == FUSED else "BSH, each token as a sequence of its own"
-    attention = f"attention: {op.op}, layout {layout}, cache {op.cache_layout}"
-    if not writes_by_slot(target, options.cann):
-        return form, [attention, f"cache: {write.op}, padding tokens have slot -1"]
-    old = f" ({write.op} needs CANN {write.min_cann}, this is {options.cann})"
-    writer = f"{write.fallback}{old}" if write.fallback else write.op
-    return form, [attention, f"cache: {writer}, padding tokens are written into the null page"]
 
 
 def _has_tiling(target: Target) -> bool:

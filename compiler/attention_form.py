@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from .host_forms import ROWS
 from .target_records import Target
+from .target_rules import writes_by_slot
 
 FUSED, TOKENS, COMPOSED = "fused", "tokens", "composed"
 
@@ -31,3 +32,23 @@ def step_limit(target: Target, cache_write: str | None = None) -> int | None:
     if attention is None or attention_form(target, cache_write) != TOKENS:
         return None
     return attention.max_batch.value
+
+
+def describe_form(
+    target: Target, cache_write: str | None = None, cann: str | None = None
+) -> list[tuple[str, str]]:
+    """Return how a chip attends and writes its cache, and why, as (what, in words)."""
+    family = target.family
+    op, write = family.attention, family.cache_write
+    if cache_write == ROWS:
+        return [("attention", "of base operators, as asked for")]
+    if op is None:
+        return [("attention", f"of base operators: {target.name} has none over a paged cache")]
+    is_fused = attention_form(target) == FUSED
+    layout = "packed sequences (TND)" if is_fused else "each token as a sequence of its own (BSH)"
+    attention = ("attention", f"{op.op}, {layout}, cache {op.cache_layout}")
+    if not writes_by_slot(target, cann):
+        return [attention, ("cache write", f"{write.op}; padding writes nothing")]
+    old = f" ({write.op} needs CANN {write.min_cann}, this is {cann})" if write.fallback else ""
+    writer = f"{write.fallback or write.op}{old}; padding goes into the null page"
+    return [attention, ("cache write", writer)]

@@ -92,6 +92,7 @@ def _lowering(request: CompileRequest) -> AtcLowering:
         gears=form.gears,
         cache_write=request.options.cache_write,
         cann=request.cann_release,
+        lacking=request.lacking,
     )
 
 

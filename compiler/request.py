@@ -10,8 +10,9 @@ from ..models.checkpoint import Checkpoint, open_checkpoint, read_config
 from ..models.config import ModelConfig
 from ..models.gguf_name import gguf_name
 from .atc_settings import DEFAULT_SETTINGS, AtcSettings, compiling_cann
-from .attention_form import COMPOSED, attention_form
+from .attention_form import COMPOSED, attention_form, describe_form
 from .cann_install import CannNotFoundError
+from .cann_kernels import lacking_operators
 from .chip_form import (
     ChipForm,
     ChipModel,
@@ -101,6 +102,7 @@ class CompileRequest:
     cann: CannInstall | None = None  # that compiles here; None where nothing is compiled by ATC
     cann_release: str | None = None  # that will compile; None = not known
     cann_wanted: str = ""  # the oldest that no source doubts for this model and chip; "" = any
+    lacking: frozenset[str] = frozenset()  # operators of ours that this CANN has no kernel of
     warnings: tuple[str, ...] = ()
 
     @property
@@ -148,6 +150,11 @@ class CompileRequest:
             ("largest batch", f"{_counted(self.max_batch, 'sequence')} a step"),
             ("form", self.form.text()),
         ]
+        if not self.target.is_host and self.emit != "onnx":
+            shown += describe_form(self.target, self.options.cache_write, self.cann_release)
+        if self.lacking:
+            names = ", ".join(sorted(self.lacking))
+            shown.append(("without a kernel", f"{names}: of base operators instead"))
         if self.gear_plan is not None:
             plan = self.gear_plan
             shown.append(("expected padding", f"{plan.padding:.0%} of all tokens; {plan.traffic}"))
@@ -217,8 +224,8 @@ def resolve_for(options: CompileOptions, config: ModelConfig, plan: bool = False
     choice = _choice(options, target, max_seq_len, release)
     combination = Combination(target, config, dtype, page_size, max_batch, choice)
     require_combination(combination)
-    composed = attention_form(target, options.cache_write) == COMPOSED
-    width = table_width(target, max_seq_len, page_size, composed)
+    form = attention_form(target, options.cache_write)
+    width = table_width(target, max_seq_len, page_size, form == COMPOSED)
     model = ChipModel(target, config, dtype, page_size, max_seq_len, max_batch, width)
     chip = _form(options, model, fit=not plan)
     largest = chip.form.max_batch or max_batch
@@ -241,6 +248,7 @@ def resolve_for(options: CompileOptions, config: ModelConfig, plan: bool = False
         cann=cann,
         cann_release=release,
         cann_wanted=wanted_release(combination),
+        lacking=frozenset() if cann is None else lacking_operators(cann, target, form),
         warnings=(*(str(row) for row in cautions(combination)), *notes),
     )
 

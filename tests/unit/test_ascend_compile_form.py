@@ -14,6 +14,7 @@ from ascend_machine import AscendMachine, prepare
 from pagedom.compiler.atc_options import AtcOptionError
 from pagedom.compiler.atc_settings import AtcSettings
 from pagedom.compiler.cann_install import CannNotFoundError
+from pagedom.compiler.cann_kernels import CannKernelsError
 from pagedom.compiler.combination import CombinationError
 from pagedom.compiler.form_options import FormError
 from pagedom.compiler.gear_list import GearError
@@ -133,9 +134,6 @@ def test_gears_given(config: ModelConfig) -> None:
     assert request.gear_plan is None
     static = decide(config, A2, gears="64,9")
     assert static.warnings == ()
-    assert decide(config, A2, gears="64,9;8,8;64,9").warnings == (
-        "gear '64,9' was given 2 times and is kept once",
-    )
     assert static.form.gears == ((64, 9),)
     with pytest.raises(GearError, match="fewer tokens than sequences"):
         decide(config, A2, gears="4,8;64,9")
@@ -322,3 +320,42 @@ def test_a_plan_is_of_the_same_model(machine: AscendMachine, tmp_path: Path, toy
     request = decide(ModelConfig.from_hf(values, None), A2, max_batch=8, memory=0.015)
     assert request.form.num_pages == pages  # the advice is what a compilation takes by itself
     assert "T tokens" in tight
+
+
+def kernels(cann: Path, family: str, *names: str, file: str = "ops-info") -> None:
+    """Say in a toolkit's file which operators have a kernel."""
+    folder = cann / "opp" / "built-in" / "op_impl" / "ai_core" / "tbe" / "config" / family
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({name: {} for name in names})
+    (folder / f"aic-{family}-{file}.json").write_text(text)
+
+
+def test_what_a_toolkit_has_no_kernel_of(machine: AscendMachine, config: ModelConfig) -> None:
+    cann = machine.cann()
+
+    def decided(target: str, **given: Any) -> CompileRequest:
+        return resolve_for(
+            CompileOptions("m", target=target, atc=AtcSettings(cann=str(cann)), **given), config
+        )
+
+    assert decided(A2).lacking == frozenset()  # no file says anything
+    kernels(cann, "ascend910b", "FusedInferAttentionScore", "RmsNorm", "SwiGlu")
+    with pytest.raises(CannKernelsError, match="no kernel of ScatterPaKvCache for Ascend910B3"):
+        decided(A2)
+    request = decided(A2, cache_write="rows")
+    assert request.lacking == {"Rotary"}
+    assert ("without a kernel", "Rotary: of base operators instead") in request.rows()
+    # from 8.5.0 on a release has a file a subject
+    kernels(cann, "ascend910b", "ScatterPaKvCache", "RotaryPositionEmbedding", file="ops-info-nn")
+    assert decided(A2).lacking == frozenset()
+    with pytest.raises(CannKernelsError, match="no kernels for ascend310p, only for ascend910b: "):
+        decided(P3)
+    kernels(cann, "ascend310p", "RmsNorm", "ScatterNdUpdate", "SwiGlu")
+    with pytest.raises(CannKernelsError, match=r"IncreFlashAttention for Ascend310P3 .* rows"):
+        decided(P3)
+    kernels(cann, "ascend310b", "Cast")
+    assert decided(B4).lacking == {"RmsNorm", "Rotary", "SwiGlu"}
+    folder = cann / "opp" / "built-in" / "op_impl" / "ai_core" / "tbe" / "config" / "ascend310b"
+    (folder / "aic-ascend310b-ops-info.json").write_text("{")
+    with pytest.raises(CannKernelsError, match="no kernels for ascend310b"):
+        decided(B4)

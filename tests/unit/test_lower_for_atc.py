@@ -6,6 +6,7 @@ import pytest
 from lowered_model import CONFIGS, LLAMA, Weights, exported
 
 from pagedom.compiler.ascend_lowering import AtcGraph, AtcLowering, lower_for_atc
+from pagedom.compiler.attention_form import describe_form
 from pagedom.compiler.gear_list import GearError
 from pagedom.compiler.lower.infra import PassError
 from pagedom.compiler.onnx_gate import GateContext, check_onnx, own_plugin
@@ -71,7 +72,6 @@ def test_range_leaves_dims_open() -> None:
 def test_old_cann_writes_by_slots() -> None:
     graph = lower("Ascend910B3", cann="8.1.RC1")
     assert graph.padding_slot == 0
-    assert "needs CANN 8.5.0, this is 8.1.RC1" in graph.notes[1]
     assert graph.shapes["key_pool"] == (2 * 64 * 128, 2, 16)
     assert not any(node.op_type == "KVUpdate" for node in graph.model.graph)
 
@@ -92,11 +92,6 @@ def test_tokens_on_310p() -> None:
     assert graph.dtypes["token_lens"] == "int64"
     (lens,) = [value for value in graph.model.graph.inputs if value.name == "token_lens"]
     assert {use.node.op_type for use in lens.uses()} == {"TokenAttention"}
-    assert graph.notes == (
-        "attention: IncreFlashAttention, layout BSH, each token as a sequence of its own, "
-        "cache BnBsH",
-        "cache: two ScatterNdUpdate, padding tokens are written into the null page",
-    )
 
 
 def test_310p_refuses_what_its_operator_cannot() -> None:
@@ -106,18 +101,13 @@ def test_310p_refuses_what_its_operator_cannot() -> None:
 
 
 @pytest.mark.parametrize(
-    ("soc", "kept", "note", "options"),
+    ("soc", "kept", "options"),
     [
-        ("Ascend310B1", set(), "has no operator over a paged cache", {}),
-        (
-            "Ascend310P3",
-            {"RmsNorm", "SwiGlu"},
-            "composed, as asked for",
-            {"cache_write": "rows"},
-        ),
+        ("Ascend310B1", set(), {}),
+        ("Ascend310P3", {"RmsNorm", "SwiGlu"}, {"cache_write": "rows"}),
     ],
 )
-def test_composed(soc: str, kept: set[str], note: str, options: dict) -> None:
+def test_composed(soc: str, kept: set[str], options: dict) -> None:
     graph = lower(soc, **options)
     assert graph.form == "composed"
     assert {node.op_type for node in graph.model.graph if node.domain == "pagedom"} == kept
@@ -125,13 +115,38 @@ def test_composed(soc: str, kept: set[str], note: str, options: dict) -> None:
     assert graph.shapes["kv_rows_pool"] == (64, 128, 2 * 2 * 2 * 16)
     assert graph.outputs["new_rows"] == ("T", 2 * 2 * 2 * 16)
     assert graph.dynamic_dims == "16,16,4,5,4,4;64,64,4,5,4,4"
-    assert note in graph.notes[0]
 
 
 def test_composed_on_demand() -> None:
     graph = lower("Ascend910B3", cache_write="rows")
     assert graph.form == "composed"
-    assert graph.notes == ("attention: composed, as asked for",)
+
+
+@pytest.mark.parametrize(
+    ("soc", "given", "attention", "write"),
+    [
+        ("Ascend910B3", {}, "FusedInferAttentionScore, packed", "ScatterPaKvCache; padding writes"),
+        (
+            "Ascend910B3",
+            {"cann": "8.1.RC1"},
+            "FusedInferAttentionScore, packed",
+            "two ScatterNdUpdate (ScatterPaKvCache needs CANN 8.5.0, this is 8.1.RC1); padding",
+        ),
+        ("Ascend310P3", {}, "IncreFlashAttention, each token", "two ScatterNdUpdate; padding goes"),
+        ("Ascend310B1", {}, "of base operators: Ascend310B1 has none over a paged cache", None),
+        ("Ascend910B3", {"cache_write": "rows"}, "of base operators, as asked for", None),
+    ],
+)
+def test_the_form_in_words(soc: str, given: dict, attention: str, write: str | None) -> None:
+    words = dict(describe_form(resolve_target(soc), **given))
+    assert words.pop("attention").startswith(attention)
+    assert [text.startswith(write) for text in words.values()] == ([] if write is None else [True])
+
+
+def test_operators_without_a_kernel_become_their_bodies() -> None:
+    graph = lower("Ascend910B3", lacking=frozenset({"Rotary"}))
+    kinds = {node.op_type for node in graph.model.graph if node.domain == "pagedom"}
+    assert kinds == {"PagedAttention", "KVUpdate", "RmsNorm", "SwiGlu"}
 
 
 def test_static_rows_have_numbers_everywhere() -> None:
@@ -162,5 +177,5 @@ def test_an_unfit_model_is_refused() -> None:
 
 def test_slots_of_an_open_pool_are_refused() -> None:
     model = exported(LLAMA, 128, "float16")
-    with pytest.raises(PassError, match="slot-update cannot rewrite .* number of pages is open"):
+    with pytest.raises(PassError, match=r"slot-update cannot rewrite .* number of pages is open"):
         lower_for_atc(model, resolve_target("Ascend310P3"), AtcLowering(32, 0))
