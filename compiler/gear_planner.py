@@ -30,6 +30,7 @@ from .target_records import GearLimits
 Gear = tuple[int, int]  # T tokens, B rows
 _MAX_CANDIDATES = 192
 _CUBE = 16  # rows of the matrix unit: a T above it that is no multiple computes as much
+_WANTED = "write 'tokens sequences [count]', one step size a line"
 _MIXED_SHARE = 0.2  # of steps, in the default traffic: those that hold a piece of a prompt
 
 
@@ -87,16 +88,6 @@ class GearPlan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data."""
         return {**asdict(self), "gears": [list(gear) for gear in self.gears]}
-
-
-def gear_fits(gear: Gear, tokens: int, seqs: int) -> bool:
-    """Return whether a step of `tokens` tokens of `seqs` sequences can run on a gear."""
-    return (tokens == gear[0] and seqs <= gear[1]) or (tokens < gear[0] and seqs < gear[1])
-
-
-def choose_gear(gears: Sequence[Gear], tokens: int, seqs: int) -> Gear | None:
-    """Return the gear with the fewest tokens (then rows) that fits a step, None when none does."""
-    return min((gear for gear in gears if gear_fits(gear, tokens, seqs)), default=None)
 
 
 def default_traffic(max_batch: int, max_tokens: int) -> Traffic:
@@ -271,10 +262,14 @@ def read_traffic(path: Path, request: GearRequest) -> Traffic:
                 words = line.split("#", 1)[0].replace(",", " ").split()
                 if words:
                     rows.append(_traffic_row(words, f"{path}, line {number}", request))
-    except (OSError, UnicodeDecodeError) as error:
-        raise TrafficError(f"cannot read traffic from {path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise TrafficError(
+            f"cannot read traffic from {path}: it is no UTF-8 text (byte {error.start}); {_WANTED}"
+        ) from None
+    except OSError as error:
+        raise TrafficError(f"cannot read traffic from {path}: {error.strerror}") from error
     if not rows:
-        raise TrafficError(f"{path} holds no step: write 'tokens sequences count', one a line")
+        raise TrafficError(f"{path} holds no step: {_WANTED}")
     table = np.array(rows, dtype=np.int64)
     return Traffic(table[:, 0], table[:, 1], table[:, 2].astype(np.float64), str(path.name))
 

@@ -29,12 +29,11 @@ class Gear:
     seqs: int
     logits: int
 
-    def fits(self, batch: PackedBatch) -> bool:
-        """Whether the step in `batch` can be padded to this gear."""
-        tokens, seqs = batch.num_tokens, batch.num_seqs
+    def holds(self, tokens: int, seqs: int, logits: int) -> bool:
+        """Whether a step of so many tokens, sequences and rows of logits can be padded to this."""
         spare = self.seqs - seqs
         enough = tokens == self.tokens or (tokens < self.tokens and spare > 0)
-        return enough and spare >= 0 and batch.num_logits <= self.logits
+        return enough and spare >= 0 and logits <= self.logits
 
 
 class Gears:
@@ -55,14 +54,18 @@ class Gears:
         """B of the widest gear, 0 without gears."""
         return max((gear.seqs for gear in self._gears), default=0)
 
+    def choose(self, tokens: int, seqs: int, logits: int) -> Gear | None:
+        """Return the smallest gear that holds a step, None where none does."""
+        return next((gear for gear in self._gears if gear.holds(tokens, seqs, logits)), None)
+
     def pad(self, batch: PackedBatch) -> None:
-        """Pad the step in `batch` to the smallest gear that fits; raises GearError."""
+        """Pad the step in `batch` to the smallest gear that holds it; raises GearError."""
         if not self._gears:
             return
-        for gear in self._gears:
-            if gear.fits(batch):
-                batch.pad(gear.tokens, gear.seqs, gear.logits)
-                return
+        gear = self.choose(batch.num_tokens, batch.num_seqs, batch.num_logits)
+        if gear is not None:
+            batch.pad(gear.tokens, gear.seqs, gear.logits)
+            return
         known = ", ".join(f"(T={gear.tokens}, B={gear.seqs})" for gear in self._gears)
         raise GearError(
             f"no gear holds a step of {batch.num_tokens} tokens of {batch.num_seqs} sequences: "

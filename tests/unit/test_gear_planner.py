@@ -18,20 +18,24 @@ from pagedom.compiler.gear_planner import (
     GearRequest,
     Traffic,
     TrafficError,
-    choose_gear,
     default_traffic,
-    gear_fits,
     plan_gears,
     read_traffic,
 )
 from pagedom.compiler.gear_report import render_gears
 from pagedom.compiler.target_families import ASCEND_910B
+from pagedom.runtime.gears import Gear, Gears
 
 LIMITS = ASCEND_910B.gears
 
 
 def request(max_batch: int = 16, max_tokens: int = 512, **changes: object) -> GearRequest:
     return GearRequest(max_batch, max_tokens, LIMITS, **changes)
+
+
+def runs_on(gears: tuple[tuple[int, int], ...], tokens: int, seqs: int) -> Gear | None:
+    """Return the gear that the runtime takes for a step."""
+    return Gears([{"T": t, "B": b} for t, b in gears]).choose(tokens, seqs, seqs)
 
 
 def traffic(steps: list[tuple[int, int, int]]) -> Traffic:
@@ -53,11 +57,11 @@ def traffic(steps: list[tuple[int, int, int]]) -> Traffic:
     ],
 )
 def test_dummy_needs_a_row_when_there_is_padding(gear, tokens, seqs, fits) -> None:
-    assert gear_fits(gear, tokens, seqs) is fits
+    assert (runs_on((gear,), tokens, seqs) is not None) is fits
 
 
 def test_decode_gears_need_no_extra_row() -> None:
-    assert all(gear_fits((16, 16), n, n) for n in range(1, 17))
+    assert all(runs_on(((16, 16),), n, n) for n in range(1, 17))
 
 
 @pytest.mark.parametrize(("batch", "tokens"), [(16, 512), (1, 2), (8, 8), (64, 32), (256, 4096)])
@@ -66,7 +70,7 @@ def test_every_step_has_a_gear(batch: int, tokens: int) -> None:
     for t in range(1, tokens + 1, max(1, tokens // 97)):
         for b in {1, min(batch, t) // 2 + 1, min(batch, t)}:
             if b <= min(t, batch):
-                assert choose_gear(plan.gears, t, b) is not None
+                assert runs_on(plan.gears, t, b) is not None
 
 
 def test_default_traffic_gets_a_decode_gear() -> None:
@@ -124,9 +128,9 @@ def test_planned_gears_run_every_step_as_planned(steps, count) -> None:
     plan = plan_gears(request(12, 300, max_gears=count), traffic(steps))
     run = 0
     for tokens, seqs, times in steps:
-        gear = choose_gear(plan.gears, tokens, seqs)
+        gear = runs_on(plan.gears, tokens, seqs)
         assert gear is not None
-        run += gear[0] * times
+        run += gear.tokens * times
     real = sum(t * n for t, _, n in steps)
     assert plan.padding == pytest.approx(1 - real / run)
     assert 2 <= len(plan.gears) <= count
@@ -191,6 +195,17 @@ def test_bad_traffic(tmp_path: Path, content: str, words: str) -> None:
     file.write_text(content)
     with pytest.raises(TrafficError, match=words):
         read_traffic(file, request())
+
+
+def test_traffic_that_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "steps.bin"
+    file.write_bytes(b"8 4\n\x93NUMPY")
+    words = r"steps\.bin: it is no UTF-8 text \(byte 4\); write 'tokens sequences \[count\]'"
+    with pytest.raises(TrafficError, match=words) as caught:
+        read_traffic(file, request())
+    assert "codec" not in str(caught.value)
+    with pytest.raises(TrafficError, match=r"no-such: No such file"):
+        read_traffic(tmp_path / "no-such", request())
 
 
 def test_text_and_json() -> None:
