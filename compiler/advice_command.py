@@ -11,17 +11,16 @@ import click
 
 from ..runtime.memory_report import render_plan
 from ..runtime.show import show
-from .chip_form import GIB, plan_request
+from .form_pages import plan_request
 from .gear_report import render_gears
-from .host_forms import ROWS
 from .page_advisor import PageRequest, advise_pages, read_lengths
 from .page_report import render_page_advice
-from .planner import STEP_TOKENS, PlanRequest, plan_memory
+from .planner import PlanRequest, plan_memory
 from .request import CompileOptions, CompileRequest, model_config, resolve_for
 
 
-def show_advice(options: dict[str, Any], compile_options: CompileOptions) -> None:
-    """Print what was asked for.
+def show_advice(options: dict[str, Any], compile_options: CompileOptions) -> bool | None:
+    """Print what was asked for; return whether it fits, None without --plan or if unknown.
 
     What a compilation would refuse is refused here too: raises ModelError, TargetError,
     CombinationError, RequestError, PlanError, LengthsError, NoLegalPageError.
@@ -29,6 +28,7 @@ def show_advice(options: dict[str, Any], compile_options: CompileOptions) -> Non
     config = model_config(compile_options.model)
     request = resolve_for(compile_options, config, plan=True)
     data: dict[str, Any] = {}
+    fits = None
     if options["advise_pages"]:
         advice = _advice(request, options)
         data["pages"] = advice.to_json()
@@ -37,7 +37,7 @@ def show_advice(options: dict[str, Any], compile_options: CompileOptions) -> Non
     if options["plan"]:
         wanted = replace(_plan_request(request), mean_len=options.get("mean_length"))
         plan = plan_memory(config, wanted)
-        data["plan"] = plan.to_json()
+        data["plan"], fits = plan.to_json(), plan.fits
         if request.gear_plan is not None:
             data["gears"] = request.gear_plan.to_json()
         if not options["as_json"]:
@@ -46,6 +46,7 @@ def show_advice(options: dict[str, Any], compile_options: CompileOptions) -> Non
                 show(render_gears(request.gear_plan))
     if options["as_json"]:
         click.echo(json.dumps(data, indent=2))
+    return fits
 
 
 def _advice(request: CompileRequest, options: dict[str, Any]) -> Any:
@@ -60,20 +61,6 @@ def _advice(request: CompileRequest, options: dict[str, Any]) -> Any:
 
 
 def _plan_request(request: CompileRequest) -> PlanRequest:
-    if not request.target.is_host:
-        form = request.form
-        pages = form.num_pages - 1 if form.num_pages else None
-        return plan_request(request.options.chip, request.chip_model, form, pages)
-    memory, form = request.options.memory, request.form
-    return PlanRequest(
-        target=request.target,
-        dtype=request.dtype,
-        page_size=request.page_size,
-        max_seq_len=request.max_seq_len,
-        max_batch=request.max_batch,
-        pages=form.num_pages - 1 if form.num_pages else None,
-        gears=form.gears,
-        step_tokens=max((tokens for tokens, _ in form.gears), default=STEP_TOKENS),
-        memory_bytes=None if memory is None else int(memory * GIB),
-        composed=form.cache_write == ROWS,
-    )
+    form = request.form
+    pages = form.num_pages - 1 if form.num_pages else None
+    return plan_request(request.options.form, request.form_model, form, pages)

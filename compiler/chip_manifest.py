@@ -10,7 +10,7 @@ from ..runtime.memory_ledger import MemoryPlan
 from ..runtime.om_file import read_om
 from .ascend_lowering import AtcGraph
 from .attention_form import COMPOSED
-from .chip_form import plan_request
+from .form_pages import plan_request
 from .host_manifest import OUTPUT_ROLES, model_geometry, tool_versions
 from .planner import ledger
 from .request import CompileRequest
@@ -78,7 +78,7 @@ def _plan(request: CompileRequest) -> MemoryPlan:
     pages = form.num_pages - 1 if form.num_pages else None
     return ledger(
         request.config,
-        plan_request(request.options.chip, request.chip_model, form, pages),
+        plan_request(request.options.form, request.form_model, form, pages),
     )
 
 

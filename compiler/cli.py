@@ -16,6 +16,8 @@ from click.core import ParameterSource
 
 from ..runtime.interruption import Interruption
 from .cli_options import GroupedCommand, all_options
+from .option_error import OptionError
+from .option_modes import READERS, STOPPING, compiling_mode, refuse_unread
 
 if TYPE_CHECKING:
     from ..models.checkpoint import Checkpoint
@@ -25,9 +27,6 @@ if TYPE_CHECKING:
     from .stages import Stages
 
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
-STOPPING = ("plan", "advise_pages", "list_weights", "capabilities", "build_plugin", "from_om")
-# Beside these, nothing given with --from-om could have an effect.
-READ_WITH_A_BUNDLE = ("from_om", "output", "target", "model", "as_json", "debug")
 
 HELP = """Compile a LLaMA-style checkpoint to an offline .om model with a paged KV cache.
 
@@ -48,7 +47,10 @@ Examples:
 Exit codes:
   0    done
   1    refused or failed; the message says why, the output is untouched
-  2    the command line is wrong
+  2    the command line is wrong: malformed values, options that contradict
+       each other or have no effect
+  3    --plan: the model does not fit the memory (0: it fits, or the memory
+       is not known)
   130  stopped with Ctrl-C (143: with SIGTERM), the output is untouched
   141  the reader of the output went away
 """
@@ -71,6 +73,10 @@ def command(**options: Any) -> None:
             sys.stdout.flush()
         except click.ClickException:
             raise
+        except OptionError as error:
+            if debug:
+                raise
+            raise click.UsageError(str(error)) from error
         except BaseException as error:
             # Whatever was raised after a signal came of it.
             if interruption.signal or isinstance(error, (KeyboardInterrupt, click.Abort)):
@@ -106,6 +112,10 @@ def _discard_output() -> None:
 
 def _run(options: dict[str, Any], interruption: Interruption) -> None:
     _refuse_contradictions(options)
+    _perform(options, interruption)
+
+
+def _perform(options: dict[str, Any], interruption: Interruption) -> None:
     if options["capabilities"] is not None:
         _capabilities(options)
         return
@@ -118,9 +128,11 @@ def _run(options: dict[str, Any], interruption: Interruption) -> None:
     if not options["model"]:
         raise click.UsageError("give a MODEL: a folder, a .gguf file or a demo's name (see --help)")
     if options["plan"] or options["advise_pages"]:
+        from ..runtime.memory_ledger import EXIT_NO_FIT
         from .advice_command import show_advice
 
-        show_advice(options, _options(options))
+        if show_advice(options, _options(options)) is False:
+            sys.exit(EXIT_NO_FIT)
     elif options["list_weights"]:
         _list_weights(options)
     else:
@@ -134,43 +146,42 @@ def _refuse_contradictions(options: dict[str, Any]) -> None:
     ]
     if len(stopping) > 1 and stopping != ["--plan", "--advise-pages"]:
         raise click.UsageError(f"{' and '.join(stopping)} each do one thing and stop: give one")
-    if options["reference"] and options["emit"] != "om":
-        raise click.UsageError(
-            f"--reference runs the artefact, and --emit {options['emit']} makes none: drop one"
-        )
+    refuse_unread(_given_names(), modes_of(options))
     if options["reference"] == "npu" and find_spec("torch_npu") is None:
         raise click.ClickException(
             "--reference npu needs torch_npu: pip install 'pagedom[npu]' on the machine with the "
             "card, or take --reference cpu"
         )
-    if options["lengths"] is not None and not options["advise_pages"]:
-        raise click.UsageError(
-            "--lengths is read by --advise-pages only: add that, or leave it out"
-        )
-    if options["from_om"]:
-        _refuse_what_a_bundle_decided()
 
 
-def _refuse_what_a_bundle_decided() -> None:
+def modes_of(options: dict[str, Any]) -> tuple[str, ...]:
+    """Return what a command line does: one thing that stops there, or a compilation or its plan."""
+    stopping = [name for name in STOPPING if options[name] not in (None, False)]
+    if stopping and not options["plan"] and not options["advise_pages"]:
+        return tuple(stopping)
+    return (compiling_mode(options["target"], options["emit"]), *stopping)
+
+
+def _given_names() -> list[str]:
+    """Return the parameters that the command line holds, by name."""
     context = click.get_current_context()
-    late = [
-        param.opts[-1]
+    return [
+        param.name
         for param in context.command.params
-        if param.name and param.name not in READ_WITH_A_BUNDLE
-        if context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+        if param.name in READERS
+        and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+        and context.params.get(param.name) is not None
     ]
-    if late:
-        raise click.UsageError(
-            f"{', '.join(late)} with --from-om: that was decided when the bundle was written. "
-            "Leave it out, or write another bundle with --emit atc"
-        )
 
 
 def _capabilities(options: dict[str, Any]) -> None:
     from ..runtime.show import show
     from .capabilities import capability_matrix, render_capabilities
 
-    soc = options["capabilities"] or options["model"] or options["target"]
+    named = [options[name] for name in ("capabilities", "model", "target") if options[name]]
+    if len(named) > 1:
+        raise click.UsageError(f"--capabilities shows one SoC: give one of {', '.join(named)}")
+    soc = next(iter(named), None)
     matrix = capability_matrix(soc)
     if options["as_json"]:
         _print_json(matrix)

@@ -250,7 +250,20 @@ _OPTIONS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
     (
         _SHOW,
         ("--plan",),
-        {"is_flag": True, "help": "Show the memory ledger and stop; needs no weights."},
+        {
+            "is_flag": True,
+            "help": "Show the memory ledger and stop; needs no weights. Exit code 3: does not fit.",
+        },
+    ),
+    (
+        _SHOW,
+        ("--mean-length",),
+        {
+            "type": click.IntRange(min=1),
+            "metavar": "TOKENS",
+            "help": "Tokens that a sequence holds on average, for --plan (default: half of the "
+            "longest).",
+        },
     ),
     (
         _SHOW,

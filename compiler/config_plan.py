@@ -16,12 +16,14 @@ from .request import CompileOptions
 _SHOWN = {"plan": True, "advise_pages": False, "lengths": None, "executor": "openvino"}
 
 
-def show_plan(model: str, options: Mapping[str, Any]) -> None:
-    """Print the ledger of a checkpoint; `options` as `run-om plan` has them, None = not given.
+def show_plan(model: str, options: Mapping[str, Any]) -> bool | None:
+    """Print the ledger of a checkpoint; return whether it fits, None if that is not known.
+
+    `options` as `run-om plan` has them, None = not given.
 
     Raises what `compile-model --plan` raises.
     """
     names = {field.name for field in fields(CompileOptions)}
     given = {name: value for name, value in options.items() if name in names and value is not None}
     shown = {**_SHOWN, **{name: options[name] for name in ("as_json", "mean_length")}}
-    show_advice(shown, CompileOptions(model, **given))
+    return show_advice(shown, CompileOptions(model, **given))

@@ -1,90 +1,111 @@
-"""--gears, --num-pages and --cache-write: what they mean together, and what is refused."""
+"""--gears, --num-pages, --cache-write and their like, as given; and what a form depends on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 
-from .gear_list import GearError, parse_gears
-from .host_forms import INPLACE, ROWS, HostForm
+from ..models.config import ModelConfig
+from .attention_form import COMPOSED, attention_form, step_limit
+from .host_forms import ROWS, HostForm
+from .option_error import OptionError
 from .target_records import Target
-
-CACHE_WRITES = (INPLACE, ROWS)
-_PAIR = 2  # numbers of a gear: T, B
 
 
 class FormError(ValueError):
-    """Options of a form that do not fit each other, the target or the model."""
+    """A form that the model, the chip or its memory cannot have."""
 
 
 @dataclass(frozen=True)
 class FormOptions:
-    """The options as given; None = not given."""
+    """The options of a form as given; None = not given."""
 
     gears: str | None = None
     num_pages: int | None = None
     cache_write: str | None = None
+    input_shape_range: bool = False
+    traffic: Path | None = None
+    max_batch_tokens: int | None = None
+    memory_gib: float | None = None
 
 
-def resolve_form(options: FormOptions, target: Target, table_width: int) -> HostForm:
-    """Return the form; raises FormError or GearError with every problem of the gears.
+@dataclass(frozen=True)
+class FormModel:
+    """What a form depends on beside the options."""
 
-    Without --num-pages a geared model gets a page for every sequence's every page and the null
-    page: nothing is ever preempted, and it is the most that such a model can use.
-    """
-    cache_write = options.cache_write or INPLACE
-    if cache_write not in CACHE_WRITES:
-        raise FormError(f"--cache-write {cache_write}: must be {' or '.join(CACHE_WRITES)}")
-    if options.gears is None:
-        if options.num_pages is not None:
-            raise FormError(
-                f"--num-pages {options.num_pages} without --gears: only a geared model has its "
-                "number of pages compiled in (the pools of all layers are one input). Leave it "
-                "out; run-om sizes the cache"
-            )
-        return HostForm((), 0, cache_write, 0 if cache_write == INPLACE else table_width)
-    gears = _pairs(options.gears, target)
-    form = HostForm(gears, 0, cache_write, table_width)
-    most = form.max_batch or 1
-    pages = 1 + most * table_width if options.num_pages is None else options.num_pages
-    if pages < 1 + table_width:
-        raise FormError(
-            f"--num-pages {pages}: must be at least {1 + table_width}, the null page and the "
-            f"{table_width} pages of one sequence of the longest length. Give more, or lower "
-            "--max-seq-len"
+    target: Target
+    config: ModelConfig
+    dtype: str
+    page_size: int
+    max_seq_len: int
+    max_batch: int
+    table_width: int
+
+
+def is_composed(options: FormOptions, target: Target) -> bool:
+    """Return whether attention is built from base operators, new rows being an output."""
+    return attention_form(target, options.cache_write) == COMPOSED
+
+
+def has_open_shapes(options: FormOptions, target: Target) -> bool:
+    """Return whether every step shape is taken at run time: the host's default, a chip's option."""
+    return options.input_shape_range or (target.is_host and options.gears is None)
+
+
+def refuse_contradictions(options: FormOptions, target: Target) -> None:
+    """Raise OptionError for options that exclude each other, or that a target excludes."""
+    given = {
+        "--gears": options.gears is not None,
+        "--traffic": options.traffic is not None,
+        "--input-shape-range": options.input_shape_range,
+    }
+    named = [name for name, is_given in given.items() if is_given]
+    if len(named) > 1:
+        raise OptionError(
+            f"{' and '.join(named)} exclude each other: shapes are given (--gears), planned from "
+            "recorded steps (--traffic), or left open (--input-shape-range)"
         )
-    return replace(form, num_pages=pages)
+    if options.gears is not None and options.max_batch_tokens is not None:
+        raise OptionError(
+            f"--max-batch-tokens {options.max_batch_tokens} with --gears: it bounds the gears that "
+            "are planned, and these are given. Leave one of them out"
+        )
+    if options.num_pages is not None and has_open_shapes(options, target):
+        why = "without --gears" if target.is_host else "with --input-shape-range"
+        raise OptionError(
+            f"--num-pages {options.num_pages} {why}: there the number of pages is open too, and "
+            "run-om sizes the cache. Leave it out"
+        )
+    if is_composed(options, target) and options.cache_write not in (None, ROWS):
+        raise OptionError(
+            f"--cache-write {options.cache_write}: on {target.name} new keys and values have "
+            "to be an output (no operator there attends over a paged cache). Use --cache-write "
+            "rows, or leave it out"
+        )
+    if options.input_shape_range:
+        _refuse_open_steps(options, target)
 
 
-def _pairs(text: str, target: Target) -> tuple[tuple[int, int], ...]:
-    """Return gears (T,B) in the order given; a gear with fewer tokens than sequences is refused."""
-    limits = replace(target.family.gears, minimum=1)  # one alone is a static model
-    found = parse_gears(text, _PAIR, limits).gears
-    problems = [
-        f"gear {tokens},{seqs} has fewer tokens than sequences: a sequence of a step has at least "
-        "one token (a gear is T,B: tokens, then sequences)"
-        for tokens, seqs in found
-        if tokens < seqs
-    ]
-    pairs = tuple((gear[0], gear[1]) for gear in found)
-    problems += _padding_problems(pairs)
-    if problems:
-        raise GearError(problems)
-    return pairs
+def limit_rule(target: Target, limit: int) -> str:
+    """Say how many tokens a step may have, and why."""
+    attention = target.family.attention
+    assert attention is not None
+    return (
+        f"must be at most {limit} on {target.name}, where each token of a step is a sequence to "
+        f"{attention.op} ({attention.max_batch.source})"
+    )
 
 
-def require_padding_row(gears: Sequence[tuple[int, int]]) -> None:
-    """Refuse gears into which hardly a step would fit; raises GearError."""
-    problems = _padding_problems(gears)
-    if problems:
-        raise GearError(problems)
+def _refuse_open_steps(options: FormOptions, target: Target) -> None:
+    limit = step_limit(target, options.cache_write)
+    if limit is not None:
+        raise OptionError(
+            f"--input-shape-range leaves the number of tokens of a step open, which "
+            f"{limit_rule(target, limit)}. Compile gears (leave it out), or take the "
+            "composed form, which has no such limit (--cache-write rows)"
+        )
 
 
-def _padding_problems(gears: Sequence[tuple[int, int]]) -> list[str]:
-    tokens, seqs = max(gears, default=(0, _PAIR))
-    if seqs >= _PAIR:
-        return []
-    return [
-        f"gear {tokens},{seqs} is the largest and has one sequence: a step with fewer tokens is "
-        "padded with a second one. Give it at least 2 sequences"
-    ]
+def batch_of(form: HostForm, model: FormModel) -> int:
+    """Return the most sequences of a step: --max-batch, or what gears that were given hold."""
+    return min(model.max_batch, form.max_batch or model.max_batch)

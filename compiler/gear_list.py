@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from .option_error import OptionError
 from .target_records import GearLimits
 
 _PAIR = 2  # numbers of a gear as people write it: T, B
+_LEAST_ROWS = 2  # of the largest gear: one for a sequence, one for the padding
 
 DimGear = tuple[int, ...]  # one number for each -1
 
 
-class GearError(ValueError):
+class GearError(OptionError):
     """A gear list that ATC would refuse; `problems` holds every broken rule with its gear."""
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -36,6 +38,51 @@ class GearList:
     def dynamic_dims(self) -> str:
         """The value of --dynamic_dims."""
         return format_gears(self.gears)
+
+
+@dataclass(frozen=True)
+class PairRules:
+    """What pairs (T,B) are held against beside ATC's own limits."""
+
+    limits: GearLimits
+    most_tokens: int | None = None  # of a step, None = any
+    tokens_rule: str = ""  # the rule behind most_tokens, in words
+
+
+@dataclass(frozen=True)
+class PairList:
+    """Legal pairs (T,B) in the order given, and what was changed in them."""
+
+    pairs: tuple[tuple[int, int], ...]
+    notes: tuple[str, ...] = ()
+
+
+def parse_pairs(text: str, rules: PairRules) -> PairList:
+    """Return the pairs (T,B) of --gears; one alone is a static model, not a gear to ATC.
+
+    Raises GearError with all problems: those of `parse_gears`, more tokens than a step may have,
+    fewer tokens than sequences, no row in the largest for the sequence that owns the padding.
+    """
+    found = parse_gears(text, _PAIR, replace(rules.limits, minimum=1))
+    pairs = tuple((gear[0], gear[1]) for gear in found.gears)
+    problems = []
+    for tokens, seqs in pairs:
+        if rules.most_tokens is not None and tokens > rules.most_tokens:
+            problems.append(f"gear {tokens},{seqs} has {tokens} tokens: {rules.tokens_rule}")
+        if tokens < seqs:
+            problems.append(
+                f"gear {tokens},{seqs} has fewer tokens than sequences: a sequence of a step has "
+                "at least one token (a gear is T,B: tokens, then sequences)"
+            )
+    tokens, seqs = max(pairs)
+    if seqs < _LEAST_ROWS:
+        problems.append(
+            f"gear {tokens},{seqs} is the largest and has one sequence: a step with fewer tokens "
+            "is padded with a second one. Give it at least 2 sequences"
+        )
+    if problems:
+        raise GearError(problems)
+    return PairList(pairs, found.notes)
 
 
 def parse_gears(text: str, num_dynamic: int, limits: GearLimits) -> GearList:

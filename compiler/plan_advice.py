@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..models.config import ModelConfig
-from ..runtime.memory_advice import Lever, fewer_pages, gib, larger_device, needed, smaller
+from ..runtime.byte_text import size_text
+from ..runtime.memory_advice import Lever, fewer_pages, larger_device, needed, smaller
 from ..runtime.memory_ledger import MemoryPlan
 from .planner import PlanRequest, ledger
 from .weight_sizes import QUANTISED
@@ -48,9 +49,9 @@ def _quantised(config: ModelConfig, request: PlanRequest) -> list[str]:
         plan = ledger(config, replace(request, weight_dtype=name))
         verdict = "fits" if plan.fits else "still does not fit"
         lines.append(
-            f"Weights in {name}: {gib(plan.row('weights').bytes)} instead of "
-            f"{gib(ledger(config, request).row('weights').bytes)}, total "
-            f"{gib(plan.total_bytes)}: {verdict}."
+            f"Weights in {name}: {size_text(plan.row('weights').bytes)} instead of "
+            f"{size_text(ledger(config, request).row('weights').bytes)}, total "
+            f"{size_text(plan.total_bytes)}: {verdict}."
         )
         if plan.fits:
             break

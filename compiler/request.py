@@ -13,17 +13,12 @@ from .atc_settings import DEFAULT_SETTINGS, AtcSettings, compiling_cann
 from .attention_form import COMPOSED, attention_form, describe_form
 from .cann_install import CannNotFoundError
 from .cann_kernels import lacking_operators
-from .chip_form import (
-    ChipForm,
-    ChipModel,
-    ChipOptions,
-    default_max_batch,
-    resolve_chip_form,
-)
 from .combination import Combination, CombinationOptions
-from .form_options import FormError, FormOptions, require_padding_row, resolve_form
-from .gear_list import parse_gears
+from .form_choice import FormChoice, check_options, choose_form
+from .form_options import FormModel, FormOptions
+from .form_pages import default_max_batch
 from .host_forms import PLAIN, HostForm
+from .option_modes import PLAN, compiling_mode, refuse_unread
 from .page_rules import recommended_page_size
 from .target_cautions import cautions, wanted_release
 from .target_records import Target
@@ -68,9 +63,9 @@ class CompileOptions:
     atc: AtcSettings = DEFAULT_SETTINGS
 
     @property
-    def chip(self) -> ChipOptions:
-        """The options of a chip's form."""
-        return ChipOptions(
+    def form(self) -> FormOptions:
+        """The options of a form."""
+        return FormOptions(
             self.gears,
             self.num_pages,
             self.cache_write,
@@ -112,9 +107,9 @@ class CompileRequest:
         return fixed or table_width(self.target, self.max_seq_len, self.page_size)
 
     @property
-    def chip_model(self) -> ChipModel:
-        """What a chip's form depends on beside the options."""
-        return ChipModel(
+    def form_model(self) -> FormModel:
+        """What a form depends on beside the options."""
+        return FormModel(
             self.target,
             self.config,
             self.dtype,
@@ -185,10 +180,12 @@ def require_compiler(options: CompileOptions) -> None:
 
     Without a toolkit what else is wrong is said first: a toolkit would not mend it.
 
-    Raises TargetError, RequestError, CannNotFoundError; without a toolkit all that `resolve` does.
+    Raises TargetError, OptionError, CannNotFoundError; without a toolkit all that `resolve` does.
     """
     target = resolve_target(options.target)
-    _refuse_atc_for_host(options, target)
+    _refuse_unread(options, target, plan=False)
+    if options.emit != "onnx":
+        check_options(options.form, target)
     try:
         _cann(options, target, plan=False)
     except CannNotFoundError:
@@ -200,8 +197,8 @@ def require_compiler(options: CompileOptions) -> None:
 def resolve(options: CompileOptions, checkpoint: Checkpoint) -> CompileRequest:
     """Decide what was left open and refuse what cannot work.
 
-    Raises TargetError, CannNotFoundError, CombinationError (all reasons with their sources),
-    FormError, GearError, TrafficError or RequestError.
+    Raises TargetError, OptionError, CannNotFoundError, CombinationError (all reasons with their
+    sources), FormError, GearError, TrafficError or RequestError.
     """
     return resolve_for(options, checkpoint.config)
 
@@ -209,7 +206,7 @@ def resolve(options: CompileOptions, checkpoint: Checkpoint) -> CompileRequest:
 def resolve_for(options: CompileOptions, config: ModelConfig, plan: bool = False) -> CompileRequest:
     """Do what `resolve` does for a configuration alone; `plan`: no CANN, no bound on the memory."""
     target = resolve_target(options.target)
-    _refuse_atc_for_host(options, target)
+    _refuse_unread(options, target, plan)
     cann, release = _cann(options, target, plan)
     dtype = options.dtype or _default_dtype(target)
     page_size = options.page_size
@@ -221,43 +218,35 @@ def resolve_for(options: CompileOptions, config: ModelConfig, plan: bool = False
     max_batch = options.max_batch or default_max_batch(
         target, options.cache_write, DEFAULT_MAX_BATCH
     )
-    choice = _choice(options, target, max_seq_len, release)
-    combination = Combination(target, config, dtype, page_size, max_batch, choice)
+    wanted = _choice(options, target, max_seq_len, release)
+    combination = Combination(target, config, dtype, page_size, max_batch, wanted)
     require_combination(combination)
     form = attention_form(target, options.cache_write)
     width = table_width(target, max_seq_len, page_size, form == COMPOSED)
-    model = ChipModel(target, config, dtype, page_size, max_seq_len, max_batch, width)
-    chip = _form(options, model, fit=not plan)
-    largest = chip.form.max_batch or max_batch
-    if largest < max_batch:  # gears were given: no pages for sequences that they cannot hold
-        model = replace(model, max_batch=largest)
-        chip = _form(options, model, fit=not plan)
-    notes = (*_gear_notes(options, target), *_batch_notes(options, largest), *chip.notes)
+    model = FormModel(target, config, dtype, page_size, max_seq_len, max_batch, width)
+    choice = _form(options, model, fit=not plan)
     return CompileRequest(
         config=config,
         target=target,
         dtype=dtype,
         page_size=page_size,
         max_seq_len=max_seq_len,
-        max_batch=model.max_batch,
+        max_batch=choice.max_batch,
         emit=options.emit,
         output=options.output or default_output(options, target),
-        form=chip.form,
+        form=choice.form,
         options=options,
-        gear_plan=chip.gear_plan,
+        gear_plan=choice.gear_plan,
         cann=cann,
         cann_release=release,
         cann_wanted=wanted_release(combination),
         lacking=frozenset() if cann is None else lacking_operators(cann, target, form),
-        warnings=(*(str(row) for row in cautions(combination)), *notes),
+        warnings=(
+            *(str(row) for row in cautions(combination)),
+            *_batch_notes(options, choice.max_batch),
+            *choice.notes,
+        ),
     )
-
-
-def _gear_notes(options: CompileOptions, target: Target) -> tuple[str, ...]:
-    """Say which of --gears were given more than once; they are legal by now."""
-    if options.gears is None:
-        return ()
-    return parse_gears(options.gears, 2, replace(target.family.gears, minimum=1)).notes
 
 
 def _batch_notes(options: CompileOptions, largest: int) -> tuple[str, ...]:
@@ -270,22 +259,17 @@ def _batch_notes(options: CompileOptions, largest: int) -> tuple[str, ...]:
     )
 
 
-def _refuse_atc_for_host(options: CompileOptions, target: Target) -> None:
-    """Raise RequestError for options of a conversion that does not take place."""
-    if not target.is_host:
-        return
+def _refuse_unread(options: CompileOptions, target: Target, plan: bool) -> None:
+    """Raise OptionError for options that this compilation, or the plan of it, does not read."""
     given = [
-        f"--{field.name.replace('_', '-')}"
-        for field in fields(AtcSettings)
-        if getattr(options.atc, field.name) != getattr(DEFAULT_SETTINGS, field.name)
+        field.name
+        for settings, usual in ((options, _NO_OPTIONS), (options.atc, DEFAULT_SETTINGS))
+        for field in fields(settings)
+        if field.name not in ("model", "atc")
+        and getattr(settings, field.name) != getattr(usual, field.name)
     ]
-    if options.emit == "atc":
-        given.append("--emit atc")
-    if given:
-        raise RequestError(
-            f"{', '.join(given)}: for chips only, and the target is host. Name a chip with "
-            "--target, such as Ascend910B3"
-        )
+    mode = compiling_mode(target.name, options.emit)
+    refuse_unread(given, (mode, PLAN) if plan else (mode,))
 
 
 def _cann(
@@ -297,29 +281,11 @@ def _cann(
     return compiling_cann(options.atc, here=options.emit == "om")
 
 
-def _form(options: CompileOptions, model: ChipModel, fit: bool) -> ChipForm:
-    """Return the form of an artefact; an ONNX file of --emit onnx has all shapes open."""
-    if not model.target.is_host and options.emit != "onnx":
-        chip = resolve_chip_form(options.chip, model, fit)
-        require_padding_row(chip.form.gears)
-        return chip
-    if fit and options.memory is not None:
-        raise FormError(
-            "--memory is for --plan, and for chips with --emit om or atc: here no number of pages "
-            "is made of it. Leave it out; run-om sizes the cache (--kv-bytes)"
-        )
-    for name, value in (
-        ("--traffic", options.traffic),
-        ("--input-shape-range", options.input_shape_range or None),
-        ("--max-batch-tokens", options.max_batch_tokens),
-    ):
-        if value is not None:
-            raise FormError(
-                f"{name} is for chips with --emit om or atc. For the host there is --gears; an "
-                "ONNX file of --emit onnx has all shapes open"
-            )
-    given = FormOptions(options.gears, options.num_pages, options.cache_write)
-    return ChipForm(resolve_form(given, model.target, model.table_width))
+def _form(options: CompileOptions, model: FormModel, fit: bool) -> FormChoice:
+    """Return the form of an artefact; an ONNX file has all shapes open."""
+    if options.emit == "onnx":
+        return FormChoice(replace(PLAIN, table_width=model.table_width), model.max_batch)
+    return choose_form(options.form, model, fit)
 
 
 def table_width(target: Target, max_seq_len: int, page_size: int, composed: bool = False) -> int:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .artifact_backend import model_facts
+from .byte_text import size_text
 from .engine_core import batch_limits
 from .engine_options import EngineOptions
 from .gears import Gears
 from .manifest import HOST_TARGET, Manifest
-from .memory_advice import Lever, fewer_pages, gib, larger_device, needed, smaller
+from .memory_advice import Lever, fewer_pages, larger_device, needed, smaller
 from .memory_ledger import LedgerRow, MemoryFacts, MemoryPlan, host_memory_bytes, ledger
 
 _COMPILE_AGAIN = "Compile again with "
@@ -105,7 +106,7 @@ def _advice(manifest: Manifest, options: EngineOptions, facts: MemoryFacts) -> t
     found = [needed(plan)]
     if options.cache == "contiguous":
         paged = _plan(manifest, replace(options, cache="paged"), facts)
-        found.append(f"--cache paged: total {gib(paged.total_bytes)}.")
+        found.append(f"--cache paged: total {size_text(paged.total_bytes)}.")
     for lever in _levers(manifest, options, facts):
         found += smaller(lever)
     found += fewer_pages(plan, _COMPILE_AGAIN if fixed else "")
@@ -144,4 +145,6 @@ def _in_16_bits(facts: MemoryFacts) -> str:
     )
     plan = ledger(half)
     verdict = "fits" if plan.fits else "still does not fit"
-    return f"{_COMPILE_AGAIN}--dtype bfloat16: total about {gib(plan.total_bytes)}: {verdict}."
+    return (
+        f"{_COMPILE_AGAIN}--dtype bfloat16: total about {size_text(plan.total_bytes)}: {verdict}."
+    )

@@ -55,6 +55,8 @@ Exit codes:
   0    success
   1    the artefact, the device or a request failed; the message says why
   2    the command line is wrong
+  3    plan, --plan: the model does not fit the memory (0: it fits, or the
+       memory is not known)
   70   a bug in this program: please report it with the output of --debug
   130  stopped with Ctrl-C
   141  the reader of the output went away

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .byte_text import size_text
 from .memory_ledger import MemoryPlan
-
-_GIB = 1024**3
 
 
 @dataclass(frozen=True)
@@ -22,9 +21,8 @@ class Lever:
 
 def needed(plan: MemoryPlan) -> str:
     """Say what the plan needs and what there is."""
-    return (
-        f"As it is, it needs {gib(plan.total_bytes)} and {gib(plan.usable_bytes or 0)} may be used."
-    )
+    usable = size_text(plan.usable_bytes or 0)
+    return f"As it is, it needs {size_text(plan.total_bytes)} and {usable} may be used."
 
 
 def smaller(lever: Lever) -> list[str]:
@@ -32,7 +30,7 @@ def smaller(lever: Lever) -> list[str]:
     best = _largest(lambda value: lever.plan_at(value).fits is True, lever)
     if best is None:
         return []
-    total = gib(lever.plan_at(best).total_bytes)
+    total = size_text(lever.plan_at(best).total_bytes)
     return [f"{lever.flag} {best} (instead of {lever.value}): total {total}."]
 
 
@@ -53,12 +51,7 @@ def fewer_pages(plan: MemoryPlan, how: str = "") -> list[str]:
 
 def larger_device(plan: MemoryPlan, utilisation: float) -> str:
     """Say how much memory a device would need for the plan as it is."""
-    return f"Or take a device with {gib(int(plan.total_bytes / utilisation))} or more."
-
-
-def gib(size: int) -> str:
-    """Return bytes in GiB, for people."""
-    return f"{size / _GIB:.2f} GiB"
+    return f"Or take a device with {size_text(int(plan.total_bytes / utilisation))} or more."
 
 
 def _largest(holds: Callable[[int], bool], lever: Lever) -> int | None:

@@ -22,6 +22,7 @@ from .manifest import OutputBinding
 from .om_bindings import resolve
 from .packed_batch import BatchLayout, BatchLimits, SourceBinding
 
+EXIT_NO_FIT = 3  # of every command that shows a plan, when the plan does not fit
 USABLE_SHARE = 0.9  # of the device's memory; the rest is the driver's and other processes'
 _MALLOC_ROUND = 32  # acl.rt.malloc rounds up to 32 bytes and adds 32
 _SHAPE_BUFFER_BYTES = 128 * 8  # hidden input of a geared model: 128 int64 dims
@@ -208,7 +209,8 @@ def _step_inputs(facts: MemoryFacts) -> LedgerRow:
     how = f"T {limits.max_tokens}, B {limits.max_seqs}, M {limits.table_width}"
     if facts.num_gears:
         size += facts.num_gears * _allocated(_SHAPE_BUFFER_BYTES)
-        how += f"; shape buffers of {facts.num_gears} gears"
+        plural = "" if facts.num_gears == 1 else "s"
+        how += f"; shape buffers of {facts.num_gears} gear{plural}"
     return LedgerRow("step inputs", size, how)
 
 

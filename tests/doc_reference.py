@@ -86,13 +86,11 @@ def table(name: str) -> str:
 
 def exit_codes(program: str) -> Iterator[tuple[str, str]]:
     """Yield (code, meaning) from a program's --help."""
-    if program == "compile-model":
-        line = COMPILE_HELP[COMPILE_HELP.index("Exit codes:") :]
-        for code, meaning in re.findall(r"(\d+) ([^,.\n]+)", line):
-            yield code, meaning
-        return
-    for code, meaning in re.findall(r"^ +(\d+) +(.+)$", run_om.epilog or "", re.MULTILINE):
-        yield code, meaning
+    text = COMPILE_HELP if program == "compile-model" else run_om.epilog or ""
+    listed = text[text.index("Exit codes:") :]
+    # a meaning goes on in lines that are indented further than the codes
+    for code, meaning in re.findall(r"^  (\d+) +(.+(?:\n {4,}.+)*)", listed, re.MULTILINE):
+        yield code, " ".join(meaning.split())
 
 
 def refreshed(path: Path) -> str:

@@ -114,11 +114,11 @@ def _plan(
     caches: Sequence[str],
 ) -> None:
     """Show the ledger of each cache, for the workload that runs most sequences at once."""
-    from .plan import show_engine_plan
+    from .plan import end_plan, show_engine_plan
 
     most = max(_most_at_once(artefact, workload) for workload in workloads)
-    for cache in caches:
-        show_engine_plan(artefact, {**options, "cache": cache}, max_batch=most)
+    chosen = [{**options, "cache": cache} for cache in caches]
+    end_plan(*[show_engine_plan(artefact, each, max_batch=most) for each in chosen])
 
 
 def _most_at_once(artefact: Path, workload: Workload) -> int:

@@ -51,11 +51,10 @@ def chat(artefact: Path, **options: Any) -> None:
     """
     from ..chat_template import ChatTemplate
     from ..sampling_params import CHAT_MAX_TOKENS
-    from .plan import show_engine_plan
+    from .plan import end_plan, show_engine_plan
 
     if options["plan"]:
-        show_engine_plan(artefact, options, max_batch=1)
-        return
+        end_plan(show_engine_plan(artefact, options, max_batch=1))
     params = sampling_params(options, max_tokens=CHAT_MAX_TOKENS)
     ChatTemplate.from_folder(artefact)  # a base model is refused before it is loaded
     conversation = Conversation(options["system"])

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -62,7 +62,7 @@ def generate(artefact: Path, **options: Any) -> int:
     from ..sampling_params import CHAT_MAX_TOKENS
 
     if options["plan"]:
-        return _plan(artefact, options)
+        _plan(artefact, options)
     params = sampling_params(options)
     prompts = read_prompts(options["texts"], options["file"])
     style = PromptStyle.choose(artefact, options["raw"], options["system"])
@@ -85,16 +85,15 @@ def generate(artefact: Path, **options: Any) -> int:
     return 1 if any(job.error for job in jobs) else 0
 
 
-def _plan(artefact: Path, options: Mapping[str, Any]) -> int:
+def _plan(artefact: Path, options: Mapping[str, Any]) -> NoReturn:
     """Show the ledger for the prompts that are given, else for as many as there may be."""
-    from .plan import show_engine_plan
+    from .plan import end_plan, show_engine_plan
 
     defaults = {}
     if options["texts"] or options["file"] is not None:
         prompts = read_prompts(options["texts"], options["file"])
         defaults["max_batch"] = batch_for(artefact, len(prompts))
-    show_engine_plan(artefact, options, **defaults)
-    return 0
+    end_plan(show_engine_plan(artefact, options, **defaults))
 
 
 @dataclass

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -78,33 +78,45 @@ def plan(path: Path, **options: Any) -> None:
     """Show the bytes that a model needs, and how many sequences fit.
 
     PATH is an artefact (its pagedom.json is enough), or a checkpoint's folder or config.json.
-    Nothing is loaded and no device is asked. Options that are not given have the defaults of
-    `run-om generate` for an artefact, of `compile-model` for a checkpoint.
+    Nothing is loaded and no device is asked. The exit code is 3 if it does not fit. Options that
+    are not given have the defaults of `run-om generate` for an artefact, of `compile-model` for a
+    checkpoint.
     """
     if _is_artefact(path):
         _refuse(options, _OF_CHECKPOINTS, "decided when PATH, an artefact, was compiled")
         folder = path if path.is_dir() else path.parent
-        _show(_plan_artefact(folder, options), options["as_json"])
+        end_plan(_show(_plan_artefact(folder, options), options["as_json"]))
     else:
         _refuse(options, _OF_ARTEFACTS, "an engine's setting, and PATH is a checkpoint")
-        _show_checkpoint(path, options)
+        end_plan(_show_checkpoint(path, options))
 
 
-def _show_checkpoint(path: Path, options: Mapping[str, Any]) -> None:
+def _show_checkpoint(path: Path, options: Mapping[str, Any]) -> bool | None:
     try:
-        import_module(_COMPILERS_PLAN, __package__).show_plan(str(path), options)
+        fits: bool | None = import_module(_COMPILERS_PLAN, __package__).show_plan(
+            str(path), options
+        )
     except ModuleNotFoundError as error:  # config.json needs no extra, a .gguf file does
         raise click.ClickException(
             f"{error}; reading {path.name} needs the extra: pip install 'pagedom[compile]'"
         ) from error
+    return fits
 
 
-def show_engine_plan(artefact: Path, options: Mapping[str, Any], **defaults: Any) -> None:
+def show_engine_plan(artefact: Path, options: Mapping[str, Any], **defaults: Any) -> bool | None:
     """Show the ledger of an engine with the options that were given, over `defaults`.
 
-    As JSON where the command's `as_json` asks for it. Raises ArtifactError, ValueError.
+    As JSON where the command's `as_json` asks for it. Returns what `end_plan` takes. Raises
+    ArtifactError, ValueError.
     """
-    _show(_plan_artefact(artefact, options, **defaults), options.get("as_json", False))
+    return _show(_plan_artefact(artefact, options, **defaults), options.get("as_json", False))
+
+
+def end_plan(*fits: bool | None) -> NoReturn:
+    """End the command: with EXIT_NO_FIT when one of its plans does not fit."""
+    from ..memory_ledger import EXIT_NO_FIT
+
+    click.get_current_context().exit(EXIT_NO_FIT if False in fits else 0)
 
 
 def _plan_artefact(folder: Path, options: Mapping[str, Any], **defaults: Any) -> MemoryPlan:
@@ -119,14 +131,15 @@ def _plan_artefact(folder: Path, options: Mapping[str, Any], **defaults: Any) ->
     return plan_artifact(read_manifest(folder), settings, nbytes, options.get("mean_length"))
 
 
-def _show(found: MemoryPlan, as_json: bool) -> None:
+def _show(found: MemoryPlan, as_json: bool) -> bool | None:
     if as_json:
         click.echo(json.dumps({"plan": found.to_json()}))
-        return
-    from ..memory_report import render_plan
-    from ..show import show
+    else:
+        from ..memory_report import render_plan
+        from ..show import show
 
-    show(render_plan(found))
+        show(render_plan(found))
+    return found.fits
 
 
 def _is_artefact(path: Path) -> bool:

@@ -19,10 +19,10 @@ from pagedom.compiler.combination import CombinationError
 from pagedom.compiler.form_options import FormError
 from pagedom.compiler.gear_list import GearError
 from pagedom.compiler.gear_planner import TrafficError
+from pagedom.compiler.option_error import OptionError
 from pagedom.compiler.request import (
     CompileOptions,
     CompileRequest,
-    RequestError,
     require_compiler,
     resolve_for,
 )
@@ -97,7 +97,7 @@ def test_310p_takes_as_many_tokens_as_its_operator_has_sequences(config: ModelCo
         {"gears": "300,9"},
         {"input_shape_range": True},
     ):
-        with pytest.raises(FormError, match=rule):
+        with pytest.raises(OptionError, match=rule):
             decide(config, P3, **given)
     rows = {"cache_write": "rows"}
     assert decide(config, P3, input_shape_range=True, **rows).form.gears == ()
@@ -153,7 +153,7 @@ def test_gears_from_traffic(config: ModelConfig, tmp_path: Path) -> None:
     path.write_text("99 2\n")
     with pytest.raises(TrafficError, match=r"steps\.txt, line 1: 99 tokens"):
         decide(config, A2, traffic=path, max_batch=8, max_batch_tokens=64)
-    with pytest.raises(FormError, match="--gears and --traffic exclude each other"):
+    with pytest.raises(OptionError, match="--gears and --traffic exclude each other"):
         decide(config, A2, traffic=path, gears="8,8;16,9")
 
 
@@ -161,9 +161,9 @@ def test_ranges(config: ModelConfig) -> None:
     request = decide(config, A2, input_shape_range=True)
     assert (request.form.gears, request.form.num_pages) == ((), 0)
     assert request.max_batch == 64
-    with pytest.raises(FormError, match="--gears and --input-shape-range exclude each other"):
+    with pytest.raises(OptionError, match="--gears and --input-shape-range exclude each other"):
         decide(config, A2, input_shape_range=True, gears="8,8;16,9")
-    with pytest.raises(FormError, match="number of pages is open"):
+    with pytest.raises(OptionError, match="number of pages is open"):
         decide(config, A2, input_shape_range=True, num_pages=50)
     with pytest.raises(CombinationError, match="range shapes do not work on Ascend310B4"):
         decide(config, B4, input_shape_range=True)
@@ -186,6 +186,20 @@ def test_pages_follow_the_memory(config: ModelConfig) -> None:
     assert abs(grown.form.num_pages - tight.form.num_pages - 10) <= 1
     with pytest.raises(FormError, match=r"leaves room for 0 pages .* --plan shows the ledger"):
         decide(config, A2, memory=0.001)
+    causes = r"""needs 16 \(2\.00 MiB\)\. Of the 9\.95 MiB that may be used, weights [\d.]+ KiB,
+        rotary tables 1\.00 MiB, causal mask 4\.00 MiB and buffers of the largest step \(1024
+        tokens, 513 sequences\) [\d.]+ MiB are taken\. What to change: --max-batch \d+ \(instead
+        of 512\): .* --max-seq-len \d+ \(instead of 2048\): .* --max-batch-tokens \d+ \(instead
+        of 1024\): .* Or take a device with [\d.]+ MiB"""
+    with pytest.raises(FormError) as caught:
+        decide(config, A2, memory=0.0108, max_batch=512)
+    said = str(caught.value)
+    assert re.search(" ".join(causes.split()), said), said
+    for option, value in re.findall(r"--([\w-]+) (\d+) \(instead", said):
+        given = {"max_batch": 512, option.replace("-", "_"): int(value)}
+        assert decide(config, A2, memory=0.0108, **given).form.num_pages > 1
+    with pytest.raises(FormError, match=r"Smaller --gears than 1024,300\."):
+        decide(config, A2, memory=0.0108, gears="1024,300", max_batch=512)
     with pytest.raises(FormError, match=r"leaves room for 14 pages .* needs 16"):
         decide(config, A2, max_batch=8, memory=0.01)
     # 310B4's memory is in no file: the cache is as large as it can be of use.
@@ -291,14 +305,15 @@ def test_weights_in_one_file_are_refused_before_an_export(
 
 
 def test_options_of_a_chip_are_not_ignored_for_the_host(config: ModelConfig) -> None:
-    with pytest.raises(RequestError, match="--cann, --compile-jobs: for chips only"):
+    read = r"--cann, --compile-jobs with --target host: has no effect.*--build-plugin"
+    with pytest.raises(OptionError, match=read):
         require_compiler(CompileOptions("m", atc=AtcSettings(cann="/x", compile_jobs=2)))
-    with pytest.raises(RequestError, match="--emit atc: for chips only"):
+    with pytest.raises(OptionError, match="--emit atc is for chips only"):
         require_compiler(CompileOptions("m", emit="atc"))
     for name, value in (("input_shape_range", True), ("max_batch_tokens", 9)):
-        with pytest.raises(FormError, match="is for chips"):
+        with pytest.raises(OptionError, match=r"is read with a chip as --target or --emit atc"):
             resolve_for(CompileOptions("m", **{name: value}), config)
-    with pytest.raises(FormError, match="--memory is for --plan, and for chips"):
+    with pytest.raises(OptionError, match=r"--memory is read with a chip .* or --plan"):
         resolve_for(CompileOptions("m", memory=8.0), config)
     resolve_for(CompileOptions("m", memory=8.0), config, plan=True)
 

@@ -19,6 +19,7 @@ from pagedom.compiler.planner import PlanError, PlanRequest, plan_memory
 from pagedom.compiler.target_resolve import resolve_target
 from pagedom.compiler.weight_sizes import count_weights, weight_bytes
 from pagedom.models.config import ModelConfig
+from pagedom.runtime.byte_text import size_text
 from pagedom.runtime.memory_ledger import pages_of
 from pagedom.runtime.memory_report import render_plan
 
@@ -172,7 +173,7 @@ def test_unknown_memory_is_said_and_can_be_given() -> None:
     plan = plan_memory(config(LLAMA_7B), request("Ascend310B4"))
     assert plan.fits is None
     assert plan.capacity.paged_full is None
-    assert "--memory" in text_of(plan)
+    assert "--memory" in "".join(text_of(plan).splitlines()[:2])
     given_memory = plan_memory(config(LLAMA_7B), request("Ascend310B4", memory_bytes=64 * GIB))
     assert given_memory.fits is True
 
@@ -224,6 +225,28 @@ def test_text_and_json() -> None:
     data = json.loads(json.dumps(plan.to_json()))
     assert data["fits"] is True
     assert data["total_bytes"] == plan.total_bytes
+
+
+def test_sizes_have_a_unit_that_says_something() -> None:
+    for nbytes, text in (
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.50 KiB"),
+        (-(3 << 20), "-3.00 MiB"),
+        (5 << 30, "5.00 GiB"),
+    ):
+        assert size_text(nbytes) == text
+    small = {"num_hidden_layers": 1, "vocab_size": 256, "hidden_size": 128}
+    tight = request(max_batch=8, max_seq_len=256, memory_bytes=8 << 20)
+    text = text_of(plan_memory(config({**LLAMA_7B, **small}), tight))
+    assert "0.00" not in text
+    assert "MiB instead of" in text
+
+
+def test_shape_buffers_are_counted_in_words() -> None:
+    for gears, words in ((((512, 9),), "of 1 gear"), (((8, 8), (512, 9)), "of 2 gears")):
+        plan = plan_memory(config(LLAMA_7B), request(gears=gears))
+        assert plan.row("step inputs").how.endswith(words)
 
 
 def test_70b_under_a_second_and_100_mb_without_torch(tmp_path) -> None:

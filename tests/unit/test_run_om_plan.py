@@ -21,7 +21,7 @@ from pagedom.runtime.device import Device
 from pagedom.runtime.engine import Engine
 from pagedom.runtime.engine_options import EngineOptions
 from pagedom.runtime.manifest import Manifest, write_manifest
-from pagedom.runtime.memory_ledger import ledger
+from pagedom.runtime.memory_ledger import EXIT_NO_FIT, ledger
 
 GIB = 1024**3
 KINDS = ("plain", "gears", "rows", "rows gears")
@@ -200,7 +200,7 @@ def test_a_checkpoint_has_the_ledger_of_compile_model(tmp_path) -> None:
     wanted = CliRunner().invoke(compile_model, [str(file), "--plan", "--json", *options])
     for path in (file, tmp_path):
         result = run("plan", path, *options, "--json")
-        assert result.exit_code == 0, result.output
+        assert result.exit_code == wanted.exit_code == EXIT_NO_FIT, result.output
         assert json.loads(result.stdout) == json.loads(wanted.stdout)
     assert "Weights in int4" in run("plan", file, *options).stdout
 
@@ -262,6 +262,44 @@ def test_the_flag_shows_the_engine_that_would_run_and_loads_nothing(artefacts, m
     assert found == [pages(max_batch=2), pages(max_batch=2, cache="contiguous")]
 
 
+@pytest.mark.parametrize("show", ["--json", None])
+def test_the_exit_code_says_whether_it_fits(artefacts, tmp_path, show) -> None:
+    """0 also where the memory is not known: a script that wants to know gives --memory."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA_70B), encoding="utf-8")
+    more = [show] if show else []
+    chip = ["--target", "Ascend910B3", "--max-seq-len", "4096", "--max-batch", "16"]
+    unknown = ["--target", "Ascend310B4", "--dtype", "float16"]
+    for args, code, words in (
+        ([*chip], EXIT_NO_FIT, "does not fit: it needs 151.57 GiB"),
+        ([*chip, "--memory", "400"], 0, "fits: it needs 151.57 GiB"),
+        (unknown, 0, "whether that fits is not known"),
+    ):
+        for result in (
+            run("plan", config, *args, *more),
+            CliRunner().invoke(compile_model, [str(config), "--plan", *args, *more]),
+        ):
+            assert result.exit_code == code, result.output
+            assert show or words in " ".join(result.stdout.split()[:20])
+    folder = artefacts["plain"]
+    assert run("plan", folder, "--memory", "0.001", *more).exit_code == EXIT_NO_FIT
+    short = ("--num-pages", "60000000", *more)
+    assert run("generate", folder, "--plan", *short).exit_code == EXIT_NO_FIT
+    assert run("bench", folder, "--plan", *short, "--requests", "1").exit_code == EXIT_NO_FIT
+    if not show:
+        assert run("chat", folder, "--plan", *short).exit_code == EXIT_NO_FIT
+
+
+def test_compile_model_takes_a_mean_length_too(tmp_path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA_70B), encoding="utf-8")
+    asked = [str(config), "--plan", "--json", "--target", "Ascend910B3", "--mean-length", "33"]
+    shown = json.loads(CliRunner().invoke(compile_model, asked).stdout)["plan"]
+    assert shown["capacity"]["mean_len"] == 33
+    wrong = CliRunner().invoke(compile_model, [str(config), "--mean-length", "33"])
+    assert (wrong.exit_code, "--mean-length is read with --plan" in wrong.stderr) == (2, True)
+
+
 def test_a_missing_extra_is_named(tmp_path, monkeypatch) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     monkeypatch.setitem(sys.modules, "pagedom.compiler.config_plan", None)
@@ -275,7 +313,7 @@ def test_fast_small_and_without_heavy_imports(artefacts, tmp_path, kind) -> None
     args = [str(artefacts["plain"])]
     if kind == "config":
         (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B), encoding="utf-8")
-        args = [str(tmp_path), "--target", "Ascend910B1"]
+        args = [str(tmp_path), "--target", "Ascend910B1", "--memory", "999"]
     code = """
 import json, sys, time
 begin = time.process_time()  # of one thread: what else the machine does is not counted

@@ -1,0 +1,83 @@
+"""Which shapes a model is compiled for, and how many pages its cache has: host and chips alike.
+
+    shapes              from                                   T, B, R        P
+    any, open           host: the default; a chip:             open           open
+                        --input-shape-range
+    gears               --gears; a chip's default:             pairs (T,B)    compiled in
+                        the gear planner
+    one static shape    --gears with one pair                  numbers        compiled in
+
+Without --num-pages the cache gets what all sequences fill at their full length, and on a chip at
+most what its memory leaves beside everything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .attention_form import step_limit
+from .form_options import (
+    FormModel,
+    FormOptions,
+    batch_of,
+    has_open_shapes,
+    is_composed,
+    limit_rule,
+    refuse_contradictions,
+)
+from .form_pages import choose_pages, step_tokens
+from .gear_list import PairList, PairRules, parse_pairs
+from .gear_planner import GearPlan, GearRequest, plan_gears, read_traffic
+from .host_forms import INPLACE, ROWS, HostForm
+from .target_records import Target
+
+
+@dataclass(frozen=True)
+class FormChoice:
+    """The form, and where its numbers come from."""
+
+    form: HostForm
+    max_batch: int  # sequences of a step; gears that were given may hold fewer than --max-batch
+    gear_plan: GearPlan | None = None  # None: gears were given, or there are none
+    notes: tuple[str, ...] = ()
+
+
+def choose_form(options: FormOptions, model: FormModel, fit: bool = True) -> FormChoice:
+    """Return the form; `fit` False leaves out whether the chip's memory holds it (for plans).
+
+    Raises OptionError for options that exclude each other, GearError (all problems of the gears),
+    TrafficError, FormError with what is given, allowed and to be changed.
+    """
+    given = check_options(options, model.target)
+    write = ROWS if is_composed(options, model.target) else INPLACE
+    form = HostForm((), 0, write, model.table_width)
+    if has_open_shapes(options, model.target):
+        return FormChoice(form, model.max_batch)
+    plan = planned_gears(options, model) if given is None else None
+    chosen = given or PairList(() if plan is None else plan.gears)
+    form = replace(form, gears=chosen.pairs)
+    model = replace(model, max_batch=batch_of(form, model))
+    pages, about = choose_pages(options, model, form, fit)
+    return FormChoice(
+        replace(form, num_pages=pages), model.max_batch, plan, (*chosen.notes, *about)
+    )
+
+
+def planned_gears(options: FormOptions, model: FormModel) -> GearPlan:
+    """Return gears for recorded or usual steps; raises TrafficError, OptionError."""
+    request = GearRequest(model.max_batch, step_tokens(options, model), model.target.family.gears)
+    traffic = None if options.traffic is None else read_traffic(options.traffic, request)
+    return plan_gears(request, traffic)
+
+
+def check_options(options: FormOptions, target: Target) -> PairList | None:
+    """Refuse what no model is needed for to be refused; return the pairs of --gears, if given.
+
+    Raises OptionError; GearError, which is one, with all problems of the gears.
+    """
+    refuse_contradictions(options, target)
+    if options.gears is None:
+        return None
+    limit = step_limit(target, options.cache_write)
+    rule = "" if limit is None else limit_rule(target, limit)
+    return parse_pairs(options.gears, PairRules(target.family.gears, limit, rule))
