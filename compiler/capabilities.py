@@ -153,8 +153,10 @@ def _family_facts(family: Family) -> list[Fact]:
         ("other operators", sorted(family.kernels) or "composed", family.kernel_source),
         ("gears", f"{gears.minimum}..{gears.maximum}, {gears.advised} advised", gears.source),
         ("dims of all inputs, geared model", gears.total_dims, gears.dims_source),
-        ("block-table row", f"multiple of {family.table_align} int32", "docs/design/targets.md"),
     ]
+    if family.table_align > 1:
+        align = f"multiple of {family.table_align} int32"
+        facts.append(("block-table row", align, "docs/design/targets.md"))
     for row in family.features:
         version = f", CANN >= {row.min_cann}" if row.min_cann else ""
         facts.append((row.name, ("yes" if row.supported else "no") + version, row.source))
@@ -184,7 +186,8 @@ def _attention_facts(family: Family) -> list[Fact]:
         value = "no limit known" if limit.value is None else f"at most {limit.value}"
         rows.append((name, value, limit.source))
     multiple = op.head_dim_multiple
-    rows.append(("head_dim is a multiple of", multiple.value, multiple.source))
+    if multiple.value != 1:
+        rows.append(("head_dim is a multiple of", multiple.value, multiple.source))
     return rows
 
 

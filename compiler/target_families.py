@@ -64,6 +64,14 @@ _SCATTER_PA = CacheWrite(
     negative_slots=True,
     source="op prototype, ScatterPaKvCache: absent from CANN 8.1.RC1, present from 8.5.0",
 )
+# Chips that need a CANN which always has it: there is no older way to fall back to.
+_SCATTER_PA_ALWAYS = CacheWrite(
+    op="ScatterPaKvCache",
+    min_cann="",
+    fallback="",
+    negative_slots=True,
+    source="op prototype, ScatterPaKvCache: present from CANN 8.5.0, in every release for the chip",
+)
 _SCATTER_ND = CacheWrite(
     op="two ScatterNdUpdate",
     min_cann="8.1",
@@ -140,7 +148,7 @@ ASCEND_910_93 = Family(
     dtype_source=FIA_DOC,
     attention=_FIA,
     prefill="FusedInferAttentionScore (TND)",
-    cache_write=_SCATTER_PA,
+    cache_write=_SCATTER_PA_ALWAYS,
     kernels=_ALL_KERNELS,
     kernel_source="op docs: RmsNorm, RotaryPositionEmbedding, SwiGlu on A2, A3, 950",
     gears=_gears(100),
@@ -155,7 +163,7 @@ ASCEND_950 = Family(
     dtype_source="op doc V5, FusedInferAttentionScore",
     attention=_FIA,
     prefill="FusedInferAttentionScore (TND)",
-    cache_write=_SCATTER_PA,
+    cache_write=_SCATTER_PA_ALWAYS,
     kernels=_ALL_KERNELS,
     kernel_source="op docs: RmsNorm, RotaryPositionEmbedding, SwiGlu on A2, A3, 950",
     gears=_gears(256),

@@ -9,7 +9,9 @@ import pytest
 from rich.console import Console
 
 from pagedom.compiler.capabilities import capability_matrix, render_capabilities
+from pagedom.compiler.target_families import FAMILIES
 from pagedom.compiler.target_resolve import TargetError
+from pagedom.compiler.target_rules import version_key
 from pagedom.compiler.targets import TARGETS
 
 
@@ -43,6 +45,27 @@ def test_one_soc_shows_each_fact_with_its_source(soc: str) -> None:
     text = text_of(matrix)
     assert "…" not in text
     assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_a_fallback_is_offered_where_a_release_may_need_it() -> None:
+    """A release that a chip cannot use needs no way around what it lacks."""
+    for family in FAMILIES:
+        write = family.cache_write
+        known = [row.min_cann for row in family.features if row.min_cann]
+        if write.fallback and family.name != "host":
+            assert version_key(max(known, key=version_key)) < version_key(write.min_cann)
+    text = text_of(capability_matrix())
+    assert text.count("else two ScatterNdUpdate") == 1  # 910B, from CANN 8.1 on
+    for soc in ("Ascend910_9391", "Ascend950PR_9579"):
+        assert "ScatterNdUpdate" not in text_of(capability_matrix(soc))
+
+
+@pytest.mark.parametrize("soc", [*TARGETS, "Ascend950PR_9579"])
+def test_a_multiple_of_one_is_no_row(soc: str) -> None:
+    shown = {fact["name"]: fact["value"] for fact in capability_matrix(soc)["facts"]}
+    assert shown.get("head_dim is a multiple of") != 1
+    assert shown.get("block-table row") != "multiple of 1 int32"
+    assert ("block-table row" in shown) == (soc != "host")
 
 
 def test_unknown_soc() -> None:
