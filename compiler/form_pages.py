@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ..runtime.byte_text import size_text
 from ..runtime.memory_advice import Lever, larger_device, smaller
 from ..runtime.memory_ledger import USABLE_SHARE, MemoryPlan, pages_of
+from ..runtime.number_text import counted, size_text
 from .attention_form import COMPOSED, TOKENS, attention_form, step_limit
 from .form_options import FormError, FormModel, FormOptions, is_composed, limit_rule
 from .host_forms import ROWS, HostForm
@@ -150,8 +150,9 @@ def no_room(options: FormOptions, model: FormModel, form: HostForm) -> str:
         f"{size_text(step)}"
     )
     changes = [*_levers(options, model, form), larger_device(plan, USABLE_SHARE)]
+    room = f"{counted(pages, 'page')} of {model.page_size} tokens"
     return (
-        f"{model.config.name} leaves room for {pages} pages of {model.page_size} tokens on "
+        f"{model.config.name} leaves room for {room} on "
         f"{model.target.name}; one sequence of {model.max_seq_len} tokens needs {whole} "
         f"({size_text(kept)}). Of the {size_text(usable)} that may be used, {taken} are taken. "
         f"What to change: {' '.join(changes)} --memory GIB says what the chip has, if that is "

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..runtime.packed_batch import step_symbols
 from .option_error import OptionError
 from .target_records import GearLimits
 
@@ -185,7 +186,7 @@ def expand_gear(gear: tuple[int, int], symbols: Sequence[str]) -> DimGear:
     Raises GearError for another symbol.
     """
     tokens, seqs = gear
-    known = {"T": tokens, "B": seqs, "B+1": seqs + 1, "R": seqs}
+    known = step_symbols(tokens, seqs, seqs)
     unknown = [symbol for symbol in symbols if symbol not in known]
     if unknown:
         raise GearError([f"dimension {unknown[0]!r} has no gear: known are {', '.join(known)}"])

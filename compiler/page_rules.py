@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Protocol
 
+from ..runtime.acl.executors.page_sizes import OPENVINO_BLOCK
 from ..runtime.dtypes import dtype as dtype_row
 from .target_records import FIA_DOC, FIA_TILING, IFA_DOC, IFA_TILING, OWN_RULE, Target
 
@@ -106,8 +107,11 @@ def _ifa_rules(geometry: Geometry) -> tuple[PageRule, ...]:
 def _host_rules(executor: str) -> tuple[PageRule, ...]:
     if executor == "oracle":
         return (PageRule("page-oracle", "prefill and decode", 1, None, "the oracle executor"),)
-    source = "OpenVINO PagedAttentionExtension 2026.4: blocks of 32; 16 needs the oracle executor"
-    return (PageRule("page-openvino", "prefill and decode", 32, None, source),)
+    block = OPENVINO_BLOCK
+    source = (
+        f"OpenVINO PagedAttentionExtension 2026.4: blocks of {block}; 16 needs the oracle executor"
+    )
+    return (PageRule("page-openvino", "prefill and decode", block, None, source),)
 
 
 def page_rules(context: PageContext) -> tuple[PageRule, ...]:

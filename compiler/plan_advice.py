@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..models.config import ModelConfig
-from ..runtime.byte_text import size_text
 from ..runtime.memory_advice import Lever, fewer_pages, larger_device, needed, smaller
 from ..runtime.memory_ledger import MemoryPlan
+from ..runtime.number_text import size_text
 from .planner import PlanRequest, ledger
 from .weight_sizes import QUANTISED
 

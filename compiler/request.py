@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..models.checkpoint import Checkpoint, open_checkpoint, read_config
 from ..models.config import ModelConfig
 from ..models.gguf_name import gguf_name
+from ..runtime.number_text import counted
 from .atc_settings import DEFAULT_SETTINGS, AtcSettings, compiling_cann
 from .attention_form import COMPOSED, attention_form, describe_form
 from .cann_install import CannNotFoundError
@@ -141,8 +142,8 @@ class CompileRequest:
             ("target", self.target.name),
             ("dtype", self.dtype),
             ("page size", f"{self.page_size} tokens"),
-            ("longest sequence", f"{self.max_seq_len} tokens ({_counted(pages, 'page')})"),
-            ("largest batch", f"{_counted(self.max_batch, 'sequence')} a step"),
+            ("longest sequence", f"{self.max_seq_len} tokens ({counted(pages, 'page')})"),
+            ("largest batch", f"{counted(self.max_batch, 'sequence')} a step"),
             ("form", self.form.text()),
         ]
         if not self.target.is_host and self.emit != "onnx":
@@ -160,10 +161,6 @@ class CompileRequest:
             wanted = f"{self.cann_wanted} or newer" if self.cann_wanted else "of any release"
             shown.append(("compiler", f"CANN {self.cann_release or wanted}, elsewhere"))
         return [*shown, ("output", str(self.output))]
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def model_config(model: str) -> ModelConfig:
@@ -254,7 +251,7 @@ def _batch_notes(options: CompileOptions, largest: int) -> tuple[str, ...]:
     if options.max_batch is None or options.max_batch <= largest:
         return ()
     return (
-        f"--max-batch {options.max_batch}: a step holds {_counted(largest, 'sequence')} at most, "
+        f"--max-batch {options.max_batch}: a step holds {counted(largest, 'sequence')} at most, "
         "for the largest of --gears needs one of its rows for padding",
     )
 

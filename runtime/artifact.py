@@ -23,6 +23,7 @@ from .manifest import (
     FileRecord,
     Manifest,
     ManifestError,
+    SchemaVersionError,
     check_relative,
     write_manifest,
 )
@@ -109,26 +110,18 @@ class Artifact:
         """
         files = self.manifest.files
         total = sum(record.bytes for record in files.values())
-        done = 0
-        problems = []
+        hashing, problems = _Hashing(self.folder, total, progress), []
         for name, record in files.items():
             problem = _size_problem(self.folder, name, record)
             if problem:
                 problems.append(problem)
                 continue
-            digest = hashlib.sha256()
-            for chunk in _chunks(self.folder / name):
-                digest.update(chunk)
-                done += len(chunk)
-                if progress is not None:
-                    progress(name, done, total)
-            if digest.hexdigest() != record.sha256:
-                problems.append(
-                    f"{name}: SHA-256 is {digest.hexdigest()}, the manifest says {record.sha256}"
-                )
+            digest = hashing.sha256(name)
+            if digest != record.sha256:
+                problems.append(f"{name}: SHA-256 is {digest}, the manifest says {record.sha256}")
         if problems:
             raise ArtifactError(_listed(f"{self.folder} is damaged", problems), COPY_AGAIN)
-        return done
+        return hashing.done
 
 
 @contextmanager
@@ -178,11 +171,14 @@ def read_manifest(folder: Path) -> Manifest:
     except (FileNotFoundError, NotADirectoryError):
         raise _no_artifact(folder) from None
     except UnicodeDecodeError as error:
-        raise ArtifactError(f"{path} is not UTF-8 text: {error}") from None
+        problem = f"{path} is not UTF-8 text (byte {error.start})"
+        raise ArtifactError(problem, COPY_AGAIN) from None
     try:
         return Manifest.from_json(text)
-    except ManifestError as error:
+    except SchemaVersionError as error:
         raise ArtifactError(f"{path}: {error}") from None
+    except ManifestError as error:
+        raise ArtifactError(f"{path}: {error}", COPY_AGAIN) from None
 
 
 def _no_artifact(folder: Path) -> ArtifactError:
@@ -223,27 +219,27 @@ def _listed(head: str, problems: list[str]) -> str:
     return "\n  ".join([f"{head}:", *problems])
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk
+class _Hashing:
+    """SHA-256 of files of a folder, one after another, with the progress over all of them."""
+
+    def __init__(self, folder: Path, total: int, progress: Progress | None) -> None:
+        self._folder, self._total, self._progress = folder, total, progress
+        self.done = 0  # bytes
+
+    def sha256(self, name: str) -> str:
+        digest = hashlib.sha256()
+        with (self._folder / name).open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                self.done += len(chunk)
+                if self._progress is not None:
+                    self._progress(name, self.done, self._total)
+        return digest.hexdigest()
 
 
 def _hash_files(folder: Path, progress: Progress | None) -> dict[str, FileRecord]:
-    paths = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path != folder / MANIFEST_FILE
-    ]
-    total, done = sum(path.stat().st_size for path in paths), 0
-    records = {}
-    for path in paths:
-        name = path.relative_to(folder).as_posix()
-        digest = hashlib.sha256()
-        for chunk in _chunks(path):
-            digest.update(chunk)
-            done += len(chunk)
-            if progress is not None:
-                progress(name, done, total)
-        records[name] = FileRecord(path.stat().st_size, digest.hexdigest())
-    return records
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+    sizes.pop(MANIFEST_FILE, None)
+    hashing = _Hashing(folder, sum(sizes.values()), progress)
+    return {name: FileRecord(size, hashing.sha256(name)) for name, size in sizes.items()}

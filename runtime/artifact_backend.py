@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .acl.errors import AclError, AclUnavailableError
+from .acl.executors.page_sizes import OPENVINO_BLOCK, takes_pages
 from .acl.opening import open_acl
 from .acl.options import AclOptions
 from .acl.protocol import Acl
@@ -25,7 +26,6 @@ from .tokenizer import Tokenizer
 if TYPE_CHECKING:
     from .engine_options import EngineOptions
 
-_OPENVINO, _OPENVINO_BLOCK = "openvino", 32  # page sizes of that executor are multiples of this
 _NO_SLOT = -1  # what the packed batch holds for padding
 # Which slots a step writes: the runtime needs them to copy new rows, whether or not the model does.
 _SLOTS = Binding("slot_mapping", "slot_mapping", "int32", ("T",))
@@ -162,11 +162,11 @@ def model_facts(manifest: Manifest, gears: Gears) -> ModelFacts:
 def _refuse_small_pages(artifact: Artifact, executor: str) -> None:
     """Such an artefact is in order, for the oracle; what the kernel says of it misleads."""
     page_size = artifact.manifest.page_size
-    if executor == _OPENVINO and page_size % _OPENVINO_BLOCK:
+    if not takes_pages(executor, page_size):
         raise ArtifactError(
             f"{artifact.folder} has pages of {page_size} tokens, and the openvino executor takes "
-            f"multiples of {_OPENVINO_BLOCK}",
-            f"Take --executor oracle (slow), or compile with --page-size {_OPENVINO_BLOCK}",
+            f"multiples of {OPENVINO_BLOCK}",
+            f"Take --executor oracle (slow), or compile with --page-size {OPENVINO_BLOCK}",
         )
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .artifact_backend import model_facts
-from .byte_text import size_text
 from .engine_core import batch_limits
 from .engine_options import EngineOptions
 from .gears import Gears
 from .manifest import HOST_TARGET, Manifest
 from .memory_advice import Lever, fewer_pages, larger_device, needed, smaller
 from .memory_ledger import LedgerRow, MemoryFacts, MemoryPlan, host_memory_bytes, ledger
+from .number_text import size_text
 
 _COMPILE_AGAIN = "Compile again with "
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .acl.executors.page_sizes import OPENVINO_BLOCK, takes_pages
 from .artifact import COPY_AGAIN, Artifact, ArtifactError
 from .doctor_acl import AclState
 from .doctor_cann import CannState
@@ -13,7 +14,6 @@ from .doctor_findings import OK, PROBLEM, WARNING, Finding, size
 from .doctor_machine import MachineState
 from .manifest import HOST_TARGET, Manifest
 
-_OPENVINO_BLOCK = 32  # tokens; page sizes of the openvino executor are multiples of it
 _FLOAT16_ONLY = ("Ascend310P",)  # no bfloat16 in hardware: facts of the ascend310p family
 
 
@@ -60,13 +60,13 @@ def _on_host(manifest: Manifest, found: Found) -> Iterator[Finding]:
             "openvino is not installed",
             "pip install 'openvino==2026.4.*', or run with --executor oracle (slow).",
         )
-    elif manifest.page_size % _OPENVINO_BLOCK:
+    elif not takes_pages("openvino", manifest.page_size):
         yield Finding(
             "executor",
             WARNING,
-            f"pages of {manifest.page_size} tokens are not a multiple of {_OPENVINO_BLOCK}: the "
+            f"pages of {manifest.page_size} tokens are not a multiple of {OPENVINO_BLOCK}: the "
             "openvino executor refuses them",
-            f"Run with --executor oracle (slow), or compile with --page-size {_OPENVINO_BLOCK}.",
+            f"Run with --executor oracle (slow), or compile with --page-size {OPENVINO_BLOCK}.",
         )
     elif manifest.dtype == "float16":
         yield Finding(

@@ -12,6 +12,7 @@ from .acl.options import AclOptions
 from .backend import ModelFacts
 from .device import WAIT_LIMIT_S
 from .engine_core import CoreOptions
+from .number_text import counted
 from .page_pool import pages_for
 from .step_draft import SchedulerPolicy
 
@@ -171,10 +172,10 @@ def _warn_if_small(num_pages: int, policy: SchedulerPolicy) -> None:
     holds = (num_pages - 1) * policy.page_size
     if holds < policy.max_seq_len:
         _log.warning(
-            "the model takes sequences of %d tokens, but the page pool holds %d (%d pages of %d): "
+            "the model takes sequences of %d tokens, but the page pool holds %d (%s of %d): "
             "longer prompts are refused and longer answers end with finish_reason 'length'",
             policy.max_seq_len,
             holds,
-            num_pages - 1,
+            counted(num_pages - 1, "page"),
             policy.page_size,
         )

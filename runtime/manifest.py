@@ -46,6 +46,10 @@ class ManifestError(ValueError):
     """A manifest that cannot be used; says which keys, and what would be allowed."""
 
 
+class SchemaVersionError(ManifestError):
+    """A manifest of another version of pagedom: sound, and told what to do with."""
+
+
 @dataclass(frozen=True)
 class ModelGeometry:
     """What the runtime must know of the model: sizes and special token ids."""
@@ -186,7 +190,7 @@ class Manifest:
             raise ManifestError('not a manifest: no key "schema" at the top')
         # Before anything else: another version may have other keys.
         if data["schema"] != SCHEMA_VERSION:
-            raise ManifestError(_schema_text(data["schema"]))
+            raise SchemaVersionError(_schema_text(data["schema"]))
         try:
             return decode(cls, data)
         except StrictJsonError as error:

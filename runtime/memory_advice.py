@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .byte_text import size_text
 from .memory_ledger import MemoryPlan
+from .number_text import size_text
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Any
 
 from .dtypes import dtype as dtype_row
 from .manifest import OutputBinding
+from .number_text import counted
 from .om_bindings import resolve
 from .packed_batch import BatchLayout, BatchLimits, SourceBinding
 
@@ -155,7 +156,7 @@ def ledger(facts: MemoryFacts) -> MemoryPlan:
     page = facts.token_bytes * facts.page_size
     pages_full = facts.max_batch * pages_of(facts.max_seq_len, facts.page_size)
     fill = facts.pages / pages_full
-    kept = f"{facts.pages:,} pages of {page:,} bytes, {fill:.0%} of full"
+    kept = f"{counted(facts.pages, 'page')} of {page:,} bytes, {fill:.0%} of full"
     rows = (
         facts.constants[0],
         LedgerRow("KV pages", facts.pages * page, kept),
@@ -209,21 +210,12 @@ def _step_inputs(facts: MemoryFacts) -> LedgerRow:
     how = f"T {limits.max_tokens}, B {limits.max_seqs}, M {limits.table_width}"
     if facts.num_gears:
         size += facts.num_gears * _allocated(_SHAPE_BUFFER_BYTES)
-        plural = "" if facts.num_gears == 1 else "s"
-        how += f"; shape buffers of {facts.num_gears} gear{plural}"
+        how += f"; shape buffers of {counted(facts.num_gears, 'gear')}"
     return LedgerRow("step inputs", size, how)
 
 
 def _step_outputs(facts: MemoryFacts) -> LedgerRow:
-    limits = facts.limits
-    symbols = {
-        "T": limits.max_tokens,
-        "B": limits.max_seqs,
-        "B+1": limits.max_seqs + 1,
-        "R": limits.max_seqs,
-        "M": limits.table_width,
-        "S": limits.page_size,
-    }
+    symbols = facts.limits.symbols
     size, told = 0, []
     for each in facts.outputs:
         elements = math.prod(resolve(each.shape, symbols))

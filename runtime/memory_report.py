@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .byte_text import size_text
 from .memory_ledger import MemoryPlan
+from .number_text import counted, size_text
 
 
 def render_plan(plan: MemoryPlan) -> RenderableType:
@@ -45,7 +45,7 @@ def _totals(plan: MemoryPlan) -> Text:
     capacity = plan.capacity
     lines = [
         f"KV: {plan.token_bytes:,} bytes a token, {plan.page_bytes:,} bytes a page, "
-        f"{plan.pages:,} pages ({plan.fill:.0%} of {plan.pages_full:,})",
+        f"{counted(plan.pages, 'page')} ({plan.fill:.0%} of {plan.pages_full:,})",
         f"weights + KV: contiguous {size_text(plan.weights_and_contiguous)}, "
         f"paged {size_text(plan.weights_and_paged)}",
     ]

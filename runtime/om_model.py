@@ -228,17 +228,9 @@ class OmModel:
 
     def _open_outputs(self, layout: BatchLayout) -> None:
         limits = layout.limits
-        symbols = {
-            "T": limits.max_tokens,
-            "B": limits.max_seqs,
-            "B+1": limits.max_seqs + 1,
-            "R": limits.max_seqs,
-            "M": limits.table_width,
-            "S": limits.page_size,
-        }
         pointers: dict[str, int] = {}
         for each in self.bindings.outputs:
-            nbytes = each.nbytes(symbols)
+            nbytes = each.nbytes(limits.symbols)
             pointer = self._malloc(nbytes)
             pointers.setdefault(each.role, pointer)
             self._outputs.bind(each.index, pointer, nbytes)

@@ -73,6 +73,11 @@ class SourceBinding(Protocol):
         """Name of the element type."""
 
 
+def step_symbols(tokens: int, seqs: int, logits: int) -> dict[str, int]:
+    """Return the numbers behind the symbols that change from step to step."""
+    return {"T": tokens, "B": seqs, "B+1": seqs + 1, "R": logits}
+
+
 @dataclass(frozen=True)
 class BatchLimits:
     """The largest step: `max_tokens` T, `max_seqs` B (and R), `table_width` M, page size S."""
@@ -81,6 +86,12 @@ class BatchLimits:
     max_seqs: int
     table_width: int
     page_size: int
+
+    @property
+    def symbols(self) -> dict[str, int]:
+        """The number behind each symbol of a shape, in the largest step."""
+        step = step_symbols(self.max_tokens, self.max_seqs, self.max_seqs)
+        return {**step, "M": self.table_width, "S": self.page_size}
 
     def capacity(self, source: str) -> int:
         """Return the most elements of a source."""

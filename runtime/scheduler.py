@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from .number_text import counted
 from .page_pool import PagePool
 from .request import FinishReason, Request, RequestError, Tokens
 from .sequences import SequenceRows
@@ -84,8 +85,8 @@ class Scheduler:
         if prompt > capacity:
             raise RequestError(
                 f"the prompt has {prompt} tokens, but the page pool holds {capacity} "
-                f"({self.pool.num_usable} pages of {self.policy.page_size} tokens) and can never "
-                "fit it: shorten the prompt or give the KV cache more pages"
+                f"({counted(self.pool.num_usable, 'page')} of {self.policy.page_size} tokens) and "
+                "can never fit it: shorten the prompt or give the KV cache more pages"
             )
         request.limit = min(prompt + request.params.max_tokens, max_seq_len, capacity + 1)
         self.waiting[request.id] = request

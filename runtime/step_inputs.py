@@ -19,7 +19,7 @@ from .acl.errors import check
 from .acl.io_dataset import IoDataset
 from .acl.protocol import Acl
 from .om_bindings import Bindings, BoundInput, OmModelError, resolve
-from .packed_batch import PackedBatch
+from .packed_batch import PackedBatch, step_symbols
 
 Extents = tuple[int, int, int]  # T, B, R of a step
 
@@ -138,7 +138,7 @@ class StepInputs:
     def _dims(self, extents: Extents, symbols: Mapping[str, int]) -> list[int]:
         """All extents of all inputs in order, the hidden one's not among them."""
         tokens, seqs, rows = extents
-        known = {**symbols, "T": tokens, "B": seqs, "B+1": seqs + 1, "R": rows}
+        known = {**symbols, **step_symbols(tokens, seqs, rows)}
         dims: list[int] = []
         for each in sorted(self._bindings.inputs, key=lambda each: each.index):
             shape = resolve(each.shape, known)

@@ -9,7 +9,14 @@ import pytest
 from om_samples import build_artifact
 
 from pagedom.runtime import artifact as artifact_module
-from pagedom.runtime.artifact import Artifact, ArtifactError, building_artifact
+from pagedom.runtime.artifact import (
+    COPY_AGAIN,
+    Artifact,
+    ArtifactError,
+    building_artifact,
+    read_manifest,
+)
+from pagedom.runtime.manifest import MANIFEST_FILE
 
 
 def snapshot(folder):
@@ -40,7 +47,7 @@ def test_it_can_be_moved(tmp_path):
 
 def test_opening_hashes_nothing(tmp_path, monkeypatch):
     folder = build_artifact(tmp_path / "demo")
-    monkeypatch.setattr(artifact_module, "_chunks", lambda path: pytest.fail(f"read {path}"))
+    monkeypatch.setattr(artifact_module.hashlib, "sha256", lambda: pytest.fail("it was hashed"))
     Artifact.open(folder)
 
 
@@ -93,6 +100,26 @@ def test_a_near_miss_says_how_an_artefact_comes_of_it(tmp_path, near_miss, words
     with pytest.raises(ArtifactError, match=r"it has no pagedom\.json") as refused:
         Artifact.open(tmp_path)
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"{", "not a JSON document"),
+        (b"[]", "not a manifest"),
+        (b'{"schema": 1}', "the manifest is wrong"),
+        (b"\xff\xfe", "is not UTF-8 text"),
+    ],
+)
+def test_a_damaged_manifest_comes_with_advice(tmp_path, content, words):
+    (tmp_path / MANIFEST_FILE).write_bytes(content)
+    with pytest.raises(ArtifactError, match=words) as caught:
+        read_manifest(tmp_path)
+    assert COPY_AGAIN in str(caught.value)
+    (tmp_path / MANIFEST_FILE).write_text('{"schema": 9}')
+    with pytest.raises(ArtifactError, match="compile the model again, or use") as caught:
+        read_manifest(tmp_path)
+    assert COPY_AGAIN not in str(caught.value)  # nothing is damaged
 
 
 def test_a_file_outside_the_manifest_is_not_given(tmp_path):

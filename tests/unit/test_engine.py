@@ -203,6 +203,12 @@ def test_the_default_batch_is_16_and_never_more_than_compiled(compiled, asked, m
     assert resolved.num_pages == 1 + most * 16  # all of full length: 64 tokens on pages of 4
 
 
+@pytest.mark.parametrize(("pages", "words"), [(2, "(1 page of 4)"), (3, "(2 pages of 4)")])
+def test_a_small_pool_is_told_in_words(caplog, pages, words):
+    EngineOptions(num_pages=pages).resolve(ClosedFormBackend().facts)
+    assert words in caplog.text
+
+
 def test_refusals_come_without_a_warning(caplog):
     with pytest.raises(ValueError, match="at least 2 pages"):
         Engine(ClosedFormBackend(), num_pages=1)

@@ -19,9 +19,9 @@ from pagedom.compiler.planner import PlanError, PlanRequest, plan_memory
 from pagedom.compiler.target_resolve import resolve_target
 from pagedom.compiler.weight_sizes import count_weights, weight_bytes
 from pagedom.models.config import ModelConfig
-from pagedom.runtime.byte_text import size_text
 from pagedom.runtime.memory_ledger import pages_of
 from pagedom.runtime.memory_report import render_plan
+from pagedom.runtime.number_text import size_text
 
 GIB = 1024**3
 

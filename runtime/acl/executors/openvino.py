@@ -16,9 +16,10 @@ from ..error_table import GE_LOAD_MODEL
 from ..executor import Array, ExecutorError, ExecutorOptions
 from .graph_view import view_graph
 from .huge_pages import anonymous_areas, collapse_in_background
-from .openvino_attention import BLOCK, CacheView, Tables
+from .openvino_attention import CacheView, Tables
 from .openvino_feed import RequestFeed
 from .openvino_model import CACHE_ELEMENT, ELEMENT, Translator
+from .page_sizes import OPENVINO_BLOCK
 
 # What is computed, and kept in the cache, for an artefact's dtype. OpenVINO 2026.4's attention
 # gives wrong results with an f16 cache under the f32 hint, and the f16 hint needs a CPU with
@@ -98,7 +99,9 @@ class OpenVinoExecutor:
         ends = [view.first_page for view in views[1:]] + [pool.shape[0]]
         for view, end in zip(views, ends):
             pages = pool[view.first_page : end]
-            shape = ov.Shape([len(pages) * page_size // BLOCK, kv_heads, BLOCK, dim])
+            shape = ov.Shape(
+                [len(pages) * page_size // OPENVINO_BLOCK, kv_heads, OPENVINO_BLOCK, dim]
+            )
             flat = pages.reshape(-1)
             raw = flat if pool.dtype == np.float32 else flat.view(np.uint16)
             tensor = ov.Tensor(raw, shape, CACHE_ELEMENT[pool.dtype.name])
@@ -110,7 +113,7 @@ class OpenVinoExecutor:
         seq_ends = inputs[self._positions[tables.seq_ends]]
         kv_lens = inputs[self._positions[tables.kv_lens]]
         blocks = inputs[self._positions[tables.block_table]]
-        per_page = self._translation.page_size // BLOCK
+        per_page = self._translation.page_size // OPENVINO_BLOCK
         if per_page > 1:
             steps = np.arange(per_page, dtype=np.int32)
             blocks = (blocks[:, :, None] * per_page + steps).reshape(len(blocks), -1)
@@ -119,9 +122,9 @@ class OpenVinoExecutor:
         q_lens = begins[1:] - begins[:-1]
         # A gear's padding sequence may be longer than its row of the table: all of it is null page.
         lens = np.maximum(kv_lens, q_lens)
-        counts = (lens + (BLOCK - 1)) // BLOCK
+        counts = (lens + (OPENVINO_BLOCK - 1)) // OPENVINO_BLOCK
         longest = int(lens.max())
-        most = -(-longest // BLOCK)
+        most = -(-longest // OPENVINO_BLOCK)
         if most > blocks.shape[1]:
             blocks = np.pad(blocks, ((0, 0), (0, most - blocks.shape[1])))
         indices_begins = np.zeros(len(counts) + 1, np.int64)

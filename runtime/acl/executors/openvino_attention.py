@@ -26,7 +26,6 @@ from .openvino_ops import constant
 from .oracle_attention import ACTUAL_SEQ_LENGTHS, ACTUAL_SEQ_LENGTHS_KV, BLOCK_TABLE
 
 KEYS, SLOTS, VALUES = 1, 2, 4  # inputs of ScatterPaKvCache
-BLOCK = 32  # tokens of a kernel block
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,12 @@ from ...om_file.ge_graph import Node
 from ..error_table import GE_LOAD_MODEL
 from ..executor import Array, ExecutorError
 from .graph_view import GraphView, Source, refuse_unknown_operators
-from .openvino_attention import BLOCK, KEYS, VALUES, AttentionGraph, CacheView, Tables, extension
+from .openvino_attention import KEYS, VALUES, AttentionGraph, CacheView, Tables, extension
 from .openvino_base import KERNELS as BASE_KERNELS
 from .openvino_ops import KERNELS as FUSIBLE_KERNELS
 from .openvino_ops import Kernel, constant, swiglu
 from .oracle_attention import BAND
+from .page_sizes import OPENVINO_BLOCK
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType({**BASE_KERNELS, **FUSIBLE_KERNELS})
 FUSED = frozenset({"ScatterPaKvCache", "FusedInferAttentionScore"})
@@ -272,10 +273,11 @@ class Translator:
             )
         self.tables = tables
         self.page_size = int(node.attrs["block_size"])
-        if self.page_size % BLOCK:
+        if self.page_size % OPENVINO_BLOCK:
             raise ExecutorError(
-                f"page size {self.page_size}: the openvino executor needs a multiple of {BLOCK} "
-                "(its attention kernel's block); compile with such a page size or use the oracle",
+                f"page size {self.page_size}: the openvino executor needs a multiple of "
+                f"{OPENVINO_BLOCK} (its attention kernel's block); compile with such a page size "
+                "or use the oracle",
                 GE_LOAD_MODEL,
             )
         heads = int(node.attrs["num_heads"])
@@ -312,7 +314,7 @@ class Translator:
             desc = self.nodes[view.data].output_descs[0]
             self.caches.setdefault(view.data, []).append(view)
             self.parameters[view.parameter] = self._new_parameter(
-                view.parameter, CACHE_ELEMENT[desc.dtype], [-1, kv_heads, BLOCK, dim]
+                view.parameter, CACHE_ELEMENT[desc.dtype], [-1, kv_heads, OPENVINO_BLOCK, dim]
             )
         return self.parameters[view.parameter].output(0)
 

@@ -1,4 +1,4 @@
-"""Bytes for people, in a unit in which the number says something."""
+"""Numbers for people: bytes in a unit in which they say something, and things counted."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ def size_text(nbytes: int) -> str:
         if abs(nbytes) >= unit:
             return f"{nbytes / unit:.2f} {name}"
     return f"{nbytes} B"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 page" or "1,024 pages"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
