@@ -56,7 +56,8 @@ class NoDevice:
         )
         self._output = ConstantOutput(max_batch)
 
-    def open(self, num_pages: int, layout: BatchLayout) -> PackedBatch:
+    def open(self, num_pages: int, layout: BatchLayout, least_pages: int = 0) -> PackedBatch:
+        self.num_pages = num_pages
         return PackedBatch(layout)
 
     def launch(self, batch: PackedBatch) -> None:

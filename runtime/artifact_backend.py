@@ -13,6 +13,7 @@ from .acl.protocol import Acl
 from .artifact import Artifact, ArtifactError
 from .backend import DeviceLostError, ModelFacts
 from .cache_binding import cache_spec, compiled_pages
+from .cache_room import HUGE_PAGE_BYTES, CacheRoom
 from .cache_self_test import check_cache_update
 from .device import WAIT_LIMIT_S, Device
 from .gears import Gears
@@ -67,17 +68,26 @@ class ArtifactBackend:
         """Facts from the manifest."""
         return self._facts
 
-    def open(self, num_pages: int, layout: BatchLayout) -> PackedBatch:
+    @property
+    def num_pages(self) -> int:
+        """Pages of the opened cache, the null page included; 0 = none."""
+        return 0 if self._cache is None else self._cache.num_pages
+
+    def open(self, num_pages: int, layout: BatchLayout, least_pages: int = 0) -> PackedBatch:
         """Load the model, allocate the cache, bind both, test it; on an error all is freed.
 
         Everything slow happens here: loading holds the GIL, so an engine loads before it serves.
-        Raises AclError, OmModelError, CacheUpdateLostError.
+        With least_pages the cache may be smaller than asked for where the device has no more free
+        memory. Raises AclError, OmModelError, CacheRoomError, CacheUpdateLostError.
         """
         device = Device(self._acl, self._device_id, self._step_timeout_s)
         self._device = device
         try:
             self._model = model = OmModel.load(device, self._artifact)
             batch = model.open_batch(layout)
+            room = self._room(device, layout.limits.max_tokens)
+            if room is not None:
+                num_pages = room.pages(num_pages, least_pages or num_pages)
             self._cache = cache = KvCache(device, self._facts.cache, num_pages)
             model.bind_caches(cache.pointers, num_pages)
             if self._wants_self_test():
@@ -116,6 +126,24 @@ class ArtifactBackend:
         self._gears.pad(batch)
         if self._padding_slot != _NO_SLOT and batch.num_tokens > real:
             batch.view("slot_mapping")[real:] = self._padding_slot
+
+    def _room(self, device: Device, max_tokens: int) -> CacheRoom | None:
+        """Return what is free now that the model has its memory; None where nobody says."""
+        memory = device.memory_info()
+        if memory is None:
+            return None
+        manifest, facts = self._artifact.manifest, self._facts
+        said = manifest.memory
+        # A chip's model of fixed shapes has its activations by now; any other takes them later.
+        activations = said.get("activations_per_token", 0) * max_tokens
+        is_fixed = bool(facts.num_pages) and manifest.target != HOST_TARGET
+        return CacheRoom(
+            facts.cache,
+            *memory,
+            granule=1 if manifest.target == HOST_TARGET else HUGE_PAGE_BYTES,
+            later_bytes=0 if is_fixed else said.get("workspace", activations),
+            compiled=bool(facts.num_pages),
+        )
 
     def _wants_self_test(self) -> bool:
         asked = self._self_test

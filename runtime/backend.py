@@ -63,8 +63,15 @@ class Backend(Protocol):
     def geometry(self) -> ModelFacts:
         """Facts of the model, known before `open`."""
 
-    def open(self, num_pages: int, layout: BatchLayout) -> PackedBatch:
-        """Load the model, allocate `num_pages` pages of cache, return the staging batch."""
+    @property
+    def num_pages(self) -> int:
+        """Pages of the opened cache, the null page included."""
+
+    def open(self, num_pages: int, layout: BatchLayout, least_pages: int = 0) -> PackedBatch:
+        """Load the model, allocate the cache, return the staging batch.
+
+        The cache has `num_pages` pages; with least_pages above 0 as many as fit will do, if those.
+        """
 
     def launch(self, batch: PackedBatch) -> None:
         """Start one execution; returns before it ends."""

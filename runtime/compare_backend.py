@@ -36,7 +36,12 @@ class TwinBackend:
         """What both sides can do."""
         return self._facts
 
-    def open(self, num_pages: int, layout: BatchLayout) -> PackedBatch:
+    @property
+    def num_pages(self) -> int:
+        """Pages of each side's cache."""
+        return self._sides[0].num_pages
+
+    def open(self, num_pages: int, layout: BatchLayout, least_pages: int = 0) -> PackedBatch:
         """Open both sides; on an error both are closed."""
         try:
             for side in self._sides:

@@ -26,6 +26,7 @@ from .acl.error_table import RT_STREAM_SYNC_TIMEOUT
 from .acl.errors import AclError, check
 from .acl.process import STARTS
 from .acl.protocol import Acl
+from .number_text import size_text
 from .visible_devices import explain_device
 
 LOG = logging.getLogger(__name__)
@@ -122,16 +123,14 @@ class Device:
 
     # -- memory
 
-    def memory_info(self) -> tuple[int, int]:
-        """Return (free, total) bytes of device memory: HBM, or DDR where there is no HBM."""
+    def memory_info(self) -> tuple[int, int] | None:
+        """Return (free, total) bytes of device memory, HBM or DDR; None where it does not say."""
         self.enter()
-        code = 0
         for attr in (MemAttr.HBM, MemAttr.DDR):
             free, total, code = self.acl.rt.get_mem_info(int(attr))
             if code == 0 and total:
                 return free, total
-        check(self.acl, "rt.get_mem_info", code)
-        return 0, 0
+        return None
 
     def malloc(self, nbytes: int) -> int:
         """Return a pointer to device memory with any content; raises AclError naming what is free.
@@ -309,14 +308,14 @@ class Device:
 
     def _no_memory(self, call: str, nbytes: int, code: int) -> AclError:
         detail = self.acl.get_recent_err_msg() or ""
-        free, total, info_code = self.acl.rt.get_mem_info(int(MemAttr.HBM))
-        known = f"{free / 2**20:.0f} of {total / 2**20:.0f} MiB are free, " if not info_code else ""
+        memory = self.memory_info()
+        known = "" if memory is None else "{} of {} are free, ".format(*map(size_text, memory))
         return AclError(
             call,
             code,
             detail,
-            f"{nbytes / 2**20:.1f} MiB were wanted; {known}{self.allocated_bytes / 2**20:.1f} MiB "
-            "are this engine's. Lower the number of pages or the largest batch, or close other "
+            f"{size_text(nbytes)} were wanted; {known}{size_text(self.allocated_bytes)} are this "
+            "engine's. Lower the number of pages or the largest batch, or close other "
             "users of the device.",
         )
 

@@ -322,8 +322,7 @@ class Engine:
         options = self.options.resolve(backend.geometry)
         trace = None
         if self.options.page_trace is not None:
-            page_size = backend.geometry.cache.page_size
-            trace = PageTrace(self.options.page_trace, options.num_pages, page_size)
+            trace = PageTrace(self.options.page_trace)
         return EngineCore(backend, options, self._hub, self.tokenizer, trace)
 
     def _wait_for_work(self, core: EngineCore) -> bool:

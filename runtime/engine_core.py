@@ -40,6 +40,7 @@ NO_TOKENS: Tokens = np.empty(0, np.int32)
 class CoreOptions:
     """What shapes a core: the policy, the pool's size, the cache's kind, and the extra checks.
 
+    least_pages: pages that will do where the device has no room for num_pages; 0 = num_pages only.
     contiguous: the padded baseline. checked: check every rule of a batch before the device sees it,
     not its bounds alone.
     """
@@ -48,6 +49,7 @@ class CoreOptions:
     num_pages: int
     contiguous: bool = False
     checked: bool = False
+    least_pages: int = 0
 
 
 def batch_limits(policy: SchedulerPolicy, geometry: ModelFacts) -> BatchLimits:
@@ -75,15 +77,6 @@ class EngineCore:
         geometry, policy = backend.geometry, options.policy
         self.hub = hub or Hub()
         self.geometry: ModelFacts = geometry
-        self.pool = PagePool(options.num_pages)
-        # A step may admit before it commits, never beyond max_batch: no scratch rows past it.
-        table = BlockTable(policy.max_batch, geometry.table_width)
-        self.rows = SequenceRows(policy.max_batch, policy.max_seq_len, table)
-        self.sampler = SamplerState(policy.max_batch)
-        is_eos = np.zeros(geometry.vocab_size, np.bool_)
-        is_eos[list(geometry.eos_ids)] = True
-        kind = PaddedScheduler if options.contiguous else Scheduler
-        self.scheduler = kind(self.rows, self.pool, policy, is_eos, self.sampler.move)
         self.counters = Counters()
         self.listeners: list[Callable[[], None]] = []
         self._stops = StopChecks(text)
@@ -95,8 +88,28 @@ class EngineCore:
         self._all_greedy = False
         self._backend = backend
         layout = BatchLayout.of(batch_limits(policy, geometry), geometry.bindings)
-        self._batch: PackedBatch = backend.open(options.num_pages, layout)
-        self._bounds = BatchBounds(self._batch, options.num_pages)
+        self._batch: PackedBatch = backend.open(options.num_pages, layout, options.least_pages)
+        try:
+            self._build(options, backend.num_pages)
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self, options: CoreOptions, num_pages: int) -> None:
+        """Make what depends on the pages that the device had room for."""
+        geometry, policy = self.geometry, options.policy
+        self.pool = PagePool(num_pages)
+        # A step may admit before it commits, never beyond max_batch: no scratch rows past it.
+        table = BlockTable(policy.max_batch, geometry.table_width)
+        self.rows = SequenceRows(policy.max_batch, policy.max_seq_len, table)
+        self.sampler = SamplerState(policy.max_batch)
+        is_eos = np.zeros(geometry.vocab_size, np.bool_)
+        is_eos[list(geometry.eos_ids)] = True
+        kind = PaddedScheduler if options.contiguous else Scheduler
+        self.scheduler = kind(self.rows, self.pool, policy, is_eos, self.sampler.move)
+        self._bounds = BatchBounds(self._batch, num_pages)
+        if self._trace is not None:
+            self._trace.begin(num_pages, policy.page_size)
 
     @property
     def has_work(self) -> bool:

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from .acl.options import AclOptions
 from .backend import ModelFacts
+from .cache_room import least_pages
 from .device import WAIT_LIMIT_S
 from .engine_core import CoreOptions
 from .number_text import counted
-from .page_pool import pages_for
 from .step_draft import SchedulerPolicy
 
 DEFAULT_MAX_BATCH = 16
@@ -35,7 +35,8 @@ class EngineOptions:
     that is less. The cache is sized for it.
     max_batch_tokens: most tokens of a step; None takes 256, or 2 x max_batch where that is more.
     num_pages, kv_bytes: size of the cache, one of them, the null page included; None sizes it for
-    max_batch sequences of average_length tokens, times 1.5.
+    max_batch sequences of average_length tokens, times 1.5, or less where the device has no more
+    free memory.
     cache: "paged", or "contiguous" for the padded baseline. threads: of the executor, 0 = all.
     acl: everything about the host device, in place of executor, threads and checked (tests).
     checked: validate every batch, and keep a ledger of the device's resources. page_trace: a file
@@ -129,7 +130,13 @@ class EngineOptions:
                 "num_pages or kv_bytes"
             )
         contiguous = self.cache == "contiguous"
-        return CoreOptions(policy, num_pages, contiguous, checked=self.checked)
+        return CoreOptions(
+            policy,
+            num_pages,
+            contiguous,
+            checked=self.checked,
+            least_pages=self._least_pages(geometry),
+        )
 
     def _max_batch_tokens(self, geometry: ModelFacts, max_batch: int) -> int:
         largest = geometry.gear_tokens
@@ -145,6 +152,12 @@ class EngineOptions:
             )
         return given
 
+    def _least_pages(self, geometry: ModelFacts) -> int:
+        """Pages that will do if no size was given and none is compiled in, else 0."""
+        if geometry.num_pages or self.num_pages is not None or self.kv_bytes is not None:
+            return 0
+        return least_pages(geometry.cache, geometry.max_seq_len)
+
     def _num_pages(self, geometry: ModelFacts, max_batch: int) -> int:
         fixed = geometry.num_pages
         if fixed and (self.kv_bytes is not None or self.num_pages not in (None, fixed)):
@@ -157,13 +170,14 @@ class EngineOptions:
             return self.num_pages or fixed
         if self.kv_bytes is not None:
             return geometry.cache.pages_in(self.kv_bytes)
-        whole = pages_for(geometry.max_seq_len, geometry.cache.page_size)
+        least = least_pages(geometry.cache, geometry.max_seq_len)
+        whole = least - 1
         if self.cache == "contiguous":
             return 1 + max_batch * whole
         average = min(self.average_length or DEFAULT_AVERAGE_LENGTH, geometry.max_seq_len)
         # One sequence of full length always fits; more than all of full length is never used.
         return min(
-            max(geometry.cache.pages_for_batch(max_batch, average), whole + 1),
+            max(geometry.cache.pages_for_batch(max_batch, average), least),
             max_batch * whole + 1,
         )
 

@@ -25,18 +25,21 @@ class PageTrace:
     A disk that fills up ends the recording with a warning, not the requests.
     """
 
-    def __init__(self, path: str | Path, num_pages: int, page_size: int) -> None:
-        """Start a new file at `path`; raises OSError with the path when nothing can be written."""
+    def __init__(self, path: str | Path) -> None:
+        """Start a new file at `path`; raises OSError with the path when it cannot be opened."""
         self._path = path
         # One line at a time, so that `run-om pages --follow` sees each step when it happens.
         self._file = open(path, "w", buffering=1, encoding="utf-8")  # noqa: SIM115 - see close()
         self._known: dict[int, list[int]] = {}
         self._ended = False
+
+    def begin(self, num_pages: int, page_size: int) -> None:
+        """Write the head; raises OSError with the path when nothing can be written."""
         try:
             self._write({"format": FORMAT, "num_pages": num_pages, "page_size": page_size})
         except OSError as error:
             self.close()
-            raise OSError(error.errno, error.strerror, str(path)) from None
+            raise OSError(error.errno, error.strerror, str(self._path)) from None
 
     def record(self, step: int, rows: SequenceRows) -> None:
         """Write what changed since the last call."""

@@ -101,7 +101,8 @@ class ClosedFormBackend:
     def geometry(self) -> ModelFacts:
         return self.facts
 
-    def open(self, num_pages: int, layout: BatchLayout) -> PackedBatch:
+    def open(self, num_pages: int, layout: BatchLayout, least_pages: int = 0) -> PackedBatch:
+        self.num_pages = num_pages
         self.tokens = np.full(num_pages * self.page_size, UNWRITTEN, np.int64)
         self.places = np.full(num_pages * self.page_size, UNWRITTEN, np.int64)
         return PackedBatch(layout)

@@ -95,7 +95,7 @@ REQUESTS = {
     "longer than the model": (["-p", "w1 " * 128], "128 tokens", "at most 127"),
     "longer than the pool": (["-p", "w1 " * 60, "--num-pages", 2], "60 tokens", "holds 32"),
     "too many pages": (["-p", "w1", "--num-pages", 10**11], "numbered in 32 bits"),
-    "more pages than memory": (["-p", "w1", "--num-pages", 10**7], "MiB are free"),
+    "more pages than memory": (["-p", "w1", "--num-pages", 10**7], "are free on the device"),
     "no bytes": (["-p", "w1", "--kv-bytes", "1"], "at least 131072 are needed"),
     "too many bytes": (["-p", "w1", "--kv-bytes", "99999T"], "numbered in 32 bits"),
     "batch": (["-p", "w1", "--max-batch", 65], "compiled for at most 64 sequences"),

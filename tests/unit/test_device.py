@@ -166,7 +166,9 @@ def test_out_of_memory_says_how_much():
         with pytest.raises(AclError) as caught:
             device.malloc(8 << 20)
     text = str(caught.value)
-    assert "8.0 MiB were wanted; 6 of 10 MiB are free, 4.0 MiB are this engine's" in text
+    assert (
+        "8.00 MiB were wanted; 6.00 MiB of 10.00 MiB are free, 4.00 MiB are this engine's" in text
+    )
 
 
 def test_pinned_memory_is_an_array():
