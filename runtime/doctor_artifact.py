@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .acl.executors.page_sizes import OPENVINO_BLOCK, takes_pages
 from .artifact import COPY_AGAIN, Artifact, ArtifactError
+from .artifact_memory import memory_facts
 from .doctor_acl import AclState
 from .doctor_cann import CannState
 from .doctor_findings import OK, PROBLEM, WARNING, Finding, size
 from .doctor_machine import MachineState
+from .engine_options import EngineOptions
 from .manifest import HOST_TARGET, Manifest
+from .memory_ledger import ledger, pages_of
 
+_BUFFERS = ("step inputs", "step outputs", "workspace")  # rows of the ledger
 _FLOAT16_ONLY = ("Ascend310P",)  # no bfloat16 in hardware: facts of the ascend310p family
 
 
@@ -120,27 +124,28 @@ def _release(manifest: Manifest, release: str) -> Iterator[Finding]:
 
 
 def _memory(manifest: Manifest, free: int, where: str) -> Iterator[Finding]:
-    weights = manifest.memory.get("weights", 0)
-    page = manifest.memory.get("kv_per_page", 0)
-    if not free or not page:
+    """Hold the ledger of an engine with its usual settings against the memory that is free."""
+    if not free:
         return
-    other = sum(
-        nbytes
-        for name, nbytes in manifest.memory.items()
-        if name in ("workspace", "gear_inputs", "gear_outputs")
-    )
-    left = free - weights - other
-    needs = f"weights {size(weights)}" + (f", buffers {size(other)}" if other else "")
-    pages = max(0, left) // page
+    try:
+        plan = ledger(replace(memory_facts(manifest, EngineOptions(), free), utilisation=1.0))
+    except ValueError as error:  # also what the manifest says of its cache
+        yield Finding("room", PROBLEM, str(error), f"{COPY_AGAIN}.")
+        return
+    weights, page = plan.row("weights").bytes, plan.page_bytes
+    other = sum(row.bytes for row in plan.rows if row.name in _BUFFERS)
+    pages = max(0, free - weights - other) // page
+    needs = f"weights {size(weights)}, buffers {size(other)}"
     if manifest.num_pages:
-        yield _compiled_pages(manifest, f"{needs}; {size(free)} are free on {where}", pages)
+        seen = f"{needs}; {size(free)} are free on {where}"
+        yield _compiled_pages(manifest, seen, pages, page)
         return
-    whole = -(-manifest.max_seq_len // manifest.page_size)
+    whole = pages_of(manifest.max_seq_len, manifest.page_size)
     seen = (
         f"{needs}, {size(page)} a page of {manifest.page_size} tokens; {size(free)} are free on "
-        f"{where}: room for {pages * manifest.page_size:,} tokens of KV cache"
+        f"{where}: room for {max(0, pages - 1) * manifest.page_size:,} tokens of KV cache"
     )
-    smaller = "Free memory, or compile with a shorter dtype; compile-model --plan shows all sizes."
+    smaller = "Free memory, or compile with a shorter dtype; run-om plan shows all sizes."
     if pages < 2:
         yield Finding("room", PROBLEM, seen, smaller)
     elif pages <= whole:
@@ -150,9 +155,9 @@ def _memory(manifest: Manifest, free: int, where: str) -> Iterator[Finding]:
         yield Finding("room", OK, seen)
 
 
-def _compiled_pages(manifest: Manifest, seen: str, room: int) -> Finding:
+def _compiled_pages(manifest: Manifest, seen: str, room: int, page: int) -> Finding:
     """Hold the number of pages that is compiled in against the pages that there is room for."""
-    nbytes = manifest.num_pages * manifest.memory["kv_per_page"]
+    nbytes = manifest.num_pages * page
     seen += f"; its cache is compiled in, {manifest.num_pages:,} pages of {size(nbytes)} together"
     if room < manifest.num_pages:
         advice = f"Free memory, or compile with --num-pages {room} or less."
