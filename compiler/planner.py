@@ -22,6 +22,8 @@ from ..runtime.memory_ledger import (
     pages_of,
 )
 from ..runtime.packed_batch import BatchLimits
+from .attention_form import COMPOSED, attention_form
+from .step_sources import step_bindings
 from .target_records import Target
 from .weight_sizes import QUANTISED, count_weights, weight_bytes
 
@@ -60,6 +62,11 @@ class PlanRequest:
         if self.composed is not None:
             return self.composed
         return self.target.family.prefill == "composed"
+
+    @property
+    def form(self) -> str:
+        """Which form attention takes: fused, tokens or composed."""
+        return COMPOSED if self.is_composed else attention_form(self.target)
 
     def __post_init__(self) -> None:
         sizes = ("page_size", "max_seq_len", "max_batch", "step_tokens")
@@ -122,6 +129,7 @@ def memory_facts(config: ModelConfig, request: PlanRequest) -> MemoryFacts:
         mean_len=_mean_len(request),
         activations_per_token=activation_bytes(config, request.dtype),
         composed=request.is_composed,
+        bindings=step_bindings(request.form),
         num_gears=len(request.gears),
         parameters=count_weights(config).parameters,
         memory_bytes=memory,
@@ -210,10 +218,11 @@ def _constants(
 
 def _outputs(config: ModelConfig, kv_dtype: str, composed: bool) -> tuple[OutputBinding, ...]:
     logits = OutputBinding("logits", "logits", "float32", ("R", config.vocab_size))
+    best = OutputBinding("next_ids", "argmax", "int32", ("R",))
     if not composed:
-        return (logits,)
+        return (logits, best)
     width = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-    return (logits, OutputBinding("new_rows", "new_rows", kv_dtype, ("T", width)))
+    return (logits, best, OutputBinding("new_rows", "new_rows", kv_dtype, ("T", width)))
 
 
 def _mean_len(request: PlanRequest) -> float:
