@@ -30,20 +30,30 @@ from workload import BenchRequest, load_workload
 
 # SmolLM2-135M in float32, for a look at the policies without an artefact.
 _DEFAULT_SHAPE = CacheShape(30, 3, 64, 4, page_size=32, max_seq_len=1024)
-_ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 def shape_of(artefact: Path) -> CacheShape:
-    """The cache geometry that the artefact's manifest states."""
-    from pagedom.runtime.artifact import Artifact
+    """The cache geometry that the artefact's manifest states, of any layout.
 
-    manifest: Any = Artifact.open(artefact).manifest
-    cache = next(b for b in manifest.inputs if b.source.startswith("key_cache"))
+    Raises ArtifactError for one whose number of pages is compiled in: the scenes need several.
+    """
+    from pagedom.runtime.artifact import Artifact, ArtifactError
+    from pagedom.runtime.cache_binding import cache_spec, compiled_pages
+
+    manifest = Artifact.open(artefact).manifest
+    spec = cache_spec(manifest)
+    pages = compiled_pages(manifest, spec)
+    if pages:
+        raise ArtifactError(
+            f"{artefact} has a cache of {pages} pages compiled in, and the scenes compare caches "
+            "of several sizes",
+            "Compile it without --gears",
+        )
     return CacheShape(
         layers=manifest.model.num_layers,
         kv_heads=manifest.model.num_kv_heads,
         head_dim=manifest.model.head_dim,
-        itemsize=_ITEMSIZE[cache.dtype],
+        itemsize=spec.itemsize,
         page_size=manifest.page_size,
         max_seq_len=manifest.max_seq_len,
     )

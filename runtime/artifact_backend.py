@@ -198,21 +198,34 @@ def _refuse_small_pages(artifact: Artifact, executor: str) -> None:
         )
 
 
+def _refuse_settings_of_the_host(artifact: Artifact, options: EngineOptions) -> None:
+    given = [name for name in ("executor", "threads") if getattr(options, name) is not None]
+    if given:
+        manifest = artifact.manifest
+        raise ValueError(
+            f"{' and '.join(given)}: {artifact.folder} was compiled for "
+            f"{manifest.soc or manifest.target} and runs on the chip; executors and their threads "
+            "are for artefacts of the target host. Leave it out"
+        )
+
+
 def open_artifact(
     folder: str | Path, options: EngineOptions, tokenizer: Tokenizer | None
 ) -> tuple[ArtifactBackend, Tokenizer | None]:
     """Open a folder with the cheap checks; the tokenizer is its own unless one is given.
 
     An artefact for `host` runs on the host device, any other on CANN's. Without tokenizer.json
-    there is no tokenizer, and prompts are token ids. Raises ArtifactError, AclUnavailableError.
+    there is no tokenizer, and prompts are token ids. Raises ArtifactError, AclUnavailableError,
+    ValueError for settings without an effect.
     """
     artifact = Artifact.open(folder)
     host = artifact.manifest.target == HOST_TARGET
+    executor = options.executor or AclOptions.executor
     if host and options.acl is None:
-        _refuse_small_pages(artifact, options.executor)
-    settings = AclOptions(
-        executor=options.executor, threads=options.threads or 0, checked=options.checked
-    )
+        _refuse_small_pages(artifact, executor)
+    elif not host:
+        _refuse_settings_of_the_host(artifact, options)
+    settings = AclOptions(executor=executor, threads=options.threads or 0, checked=options.checked)
     try:
         acl = open_acl("host" if host else "cann", options.acl or settings)
     except AclUnavailableError as error:

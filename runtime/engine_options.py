@@ -30,7 +30,8 @@ _log = logging.getLogger(__name__)
 class EngineOptions:
     """Settings of `Engine`.
 
-    executor: "openvino" or "oracle", what runs the graph where there is no NPU. device_id: NPU.
+    executor: "openvino" (None) or "oracle", what runs the graph of an artefact for the target host;
+    refused for one of a chip, as threads are. device_id: NPU.
     max_batch: most sequences at once; None takes 16, or what the artefact was compiled for where
     that is less. The cache is sized for it.
     max_batch_tokens: most tokens of a step; None takes 256, or 2 x max_batch where that is more.
@@ -46,7 +47,7 @@ class EngineOptions:
     None does it everywhere but on the host device.
     """
 
-    executor: str = "openvino"
+    executor: str | None = None
     device_id: int = 0
     max_batch: int | None = None
     max_batch_tokens: int | None = None

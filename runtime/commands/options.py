@@ -43,6 +43,7 @@ SAMPLING_SETTINGS = (
 )
 
 _COUNT = click.IntRange(min=1)
+_THREADS = click.IntRange(min=0)
 
 
 class ArtefactFolder(click.Path):
@@ -120,11 +121,11 @@ def engine_options(function: AnyFunction) -> AnyFunction:
             type=_COUNT,
             help="Most tokens of one step.  [default: 256, or 2 x --max-batch]",
         ),
-        click.option("--threads", type=click.IntRange(min=0), help="CPU threads; 0 = all."),
+        click.option("--threads", type=_THREADS, help="CPU threads (of host models); 0 = all."),
         click.option(
             "--executor",
             type=click.Choice(["openvino", "oracle"]),
-            help="What runs the model where there is no NPU; oracle is slow and exact.",
+            help="What runs a model compiled for host; oracle is slow and exact.",
         ),
         click.option(
             "--cache",

@@ -6,6 +6,7 @@ Chips are compiled by the fake atc, so nothing runs; what reads the artefact is 
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 from ascend_machine import AscendMachine, prepare
 from click.testing import CliRunner, Result
 
-from pagedom.runtime.artifact import Artifact
+from pagedom.runtime.artifact import Artifact, ArtifactError
 from pagedom.runtime.cli import run_om
+from pagedom.runtime.manifest import Manifest
 
 FEW = ("--max-batch", 3, "--max-seq-len", 96)
 GEARS = ("--gears", "4,4;24,4")
@@ -88,6 +90,25 @@ def test_compile_then_read(machine: AscendMachine, toy_model: Any, form: str) ->
         constants = sum(planned[name] for name in before["constants"])
         assert constants <= found["weights"] <= constants + SHAPES
     assert sum(record.bytes for record in manifest.files.values()) == _bytes_in(out)
+    if on_chip:
+        ignored = run("generate", out, "-p", "w1", "--executor", "openvino", "--threads", 1)
+        assert ignored.exit_code == 1
+        assert "executor and threads: " in ignored.stderr
+        assert "runs on the chip" in ignored.stderr
+    _measured(out, manifest)
+
+
+def _measured(out: Path, manifest: Manifest) -> None:
+    """The padded baseline's benchmark takes every cache whose size is open, and names others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+        shape_of = import_module("bench_padded").shape_of
+    if manifest.num_pages:
+        with pytest.raises(ArtifactError, match=f"a cache of {manifest.num_pages} pages compiled"):
+            shape_of(out)
+        return
+    shape = shape_of(out)
+    assert shape.page_bytes == manifest.memory["kv_per_page"]
 
 
 def _bytes_in(folder: Path) -> int:
