@@ -79,8 +79,8 @@ def _pack_tensors(tensors: Sequence[TensorInfo]) -> bytes:
 
 
 def _pack_lists(rows: Sequence[Sequence[int]]) -> bytes:
-    """Pack gears: count, byte length of each, then all values."""
-    sizes = struct.pack(f"<{len(rows)}I", *(8 * len(row) for row in rows))
+    """Pack gears: their count, the number of values (not bytes) of each, then all values."""
+    sizes = struct.pack(f"<{len(rows)}I", *(len(row) for row in rows))
     values = b"".join(struct.pack(f"<{len(row)}q", *row) for row in rows)
     return _U32.pack(len(rows)) + sizes + values
 
@@ -190,7 +190,7 @@ def _read_tensors(cursor: _Cursor) -> Iterator[TensorInfo]:
 def _read_lists(cursor: _Cursor) -> Iterator[tuple[int, ...]]:
     sizes = [cursor.unpack(_U32, "a gear's length")[0] for _ in range(cursor.count(4, "gears"))]
     for size in sizes:
-        yield cursor.int64s(size, "a gear")
+        yield cursor.int64s(8 * size, "a gear")
 
 
 def _read_strings(cursor: _Cursor) -> Iterator[str]:

@@ -41,6 +41,16 @@ def test_the_bytes_of_one_input():
     assert packed == struct.pack("<II", 0, len(value)) + value + outputs
 
 
+@pytest.mark.parametrize(("field", "kind"), [("dynamic_image", 3), ("dynamic_dims", 4)])
+def test_the_bytes_of_gears(field, kind):
+    """A gear's length is a number of values: vec_part_size in GE's model_introduction.cc."""
+    info = InoutInfo(**{field: ((1, 2, 3), (4, 5))})
+    value = struct.pack("<III", 2, 3, 2) + struct.pack("<5q", 1, 2, 3, 4, 5)
+    record = struct.pack("<II", kind, len(value)) + value
+    assert pack_inout_info(info).endswith(record)
+    assert getattr(parse_inout_info(memoryview(record)), field) == ((1, 2, 3), (4, 5))
+
+
 def test_every_truncation_says_where():
     packed = pack_inout_info(INFO)
     whole = {size for size in range(len(packed)) if _is_record_border(packed, size)}
