@@ -163,11 +163,17 @@ class StepTables:
         return tape.op("And", f"{what}_is_own", [after, before], shape)
 
     def _heads(self, what: str, tokens: ir.Value) -> ir.Value:
-        """Repeat values of tokens [T] for every query head of a key/value head: [G*T]."""
+        """Repeat values of tokens [T] for every query head of a key/value head: [G*T].
+
+        By adding zeros [G,1], because the shape of a Tile is not inferred where T is open.
+        """
         if self.group == 1:
             return tokens
-        many = [tokens, self.tape.ints(self.group)]
-        return self.tape.op("Tile", what, many, [None])
+        tape = self.tape
+        line = tape.reshape(f"{what}_of_tokens", tokens, (1, -1), [1, "T"])
+        zeros = tape.array(f"zeros.{self.group}", np.zeros((self.group, 1), np.int32))
+        grid = tape.op("Add", f"{what}_of_heads", [line, zeros], [self.group, "T"])
+        return tape.reshape(what, grid, (-1,), [None])
 
     def _tokens(self) -> ir.Value:
         """int32 0 .. T-1; a constant once shapes are fixed."""
