@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+import click
+
 from .advice_command import show_advice
+from .option_error import OptionError
 from .request import CompileOptions
 
 _SHOWN = {"plan": True, "advise_pages": False, "lengths": None, "executor": "openvino"}
@@ -21,9 +24,12 @@ def show_plan(model: str, options: Mapping[str, Any]) -> bool | None:
 
     `options` as `run-om plan` has them, None = not given.
 
-    Raises what `compile-model --plan` raises.
+    Raises what `compile-model --plan` raises, click.UsageError for options that contradict.
     """
     names = {field.name for field in fields(CompileOptions)}
     given = {name: value for name, value in options.items() if name in names and value is not None}
     shown = {**_SHOWN, **{name: options[name] for name in ("as_json", "mean_length")}}
-    return show_advice(shown, CompileOptions(model, **given))
+    try:
+        return show_advice(shown, CompileOptions(model, **given))
+    except OptionError as error:
+        raise click.UsageError(str(error)) from error

@@ -73,7 +73,7 @@ def planned_gears(options: FormOptions, model: FormModel) -> GearPlan:
 def check_options(options: FormOptions, target: Target) -> PairList | None:
     """Refuse what no model is needed for to be refused; return the pairs of --gears, if given.
 
-    Raises OptionError; GearError, which is one, with all problems of the gears.
+    Raises OptionError; GearError, which is one, with all problems of the gears; FormError.
     """
     refuse_contradictions(options, target)
     if options.gears is None:

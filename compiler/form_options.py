@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..models.config import ModelConfig
 from .attention_form import COMPOSED, attention_form, step_limit
-from .host_forms import ROWS, HostForm
+from .host_forms import HostForm
 from .option_error import OptionError
 from .target_records import Target
 
@@ -53,7 +53,7 @@ def has_open_shapes(options: FormOptions, target: Target) -> bool:
 
 
 def refuse_contradictions(options: FormOptions, target: Target) -> None:
-    """Raise OptionError for options that exclude each other, or that a target excludes."""
+    """Raise OptionError for options that exclude each other, FormError for what a chip excludes."""
     given = {
         "--gears": options.gears is not None,
         "--traffic": options.traffic is not None,
@@ -76,12 +76,6 @@ def refuse_contradictions(options: FormOptions, target: Target) -> None:
             f"--num-pages {options.num_pages} {why}: there the number of pages is open too, and "
             "run-om sizes the cache. Leave it out"
         )
-    if is_composed(options, target) and options.cache_write not in (None, ROWS):
-        raise OptionError(
-            f"--cache-write {options.cache_write}: on {target.name} new keys and values have "
-            "to be an output (no operator there attends over a paged cache). Use --cache-write "
-            "rows, or leave it out"
-        )
     if options.input_shape_range:
         _refuse_open_steps(options, target)
 
@@ -99,7 +93,7 @@ def limit_rule(target: Target, limit: int) -> str:
 def _refuse_open_steps(options: FormOptions, target: Target) -> None:
     limit = step_limit(target, options.cache_write)
     if limit is not None:
-        raise OptionError(
+        raise FormError(
             f"--input-shape-range leaves the number of tokens of a step open, which "
             f"{limit_rule(target, limit)}. Compile gears (leave it out), or take the "
             "composed form, which has no such limit (--cache-write rows)"

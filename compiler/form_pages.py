@@ -34,7 +34,10 @@ def default_max_batch(target: Target, cache_write: str | None, usual: int) -> in
 
 
 def step_tokens(options: FormOptions, model: FormModel) -> int:
-    """Return T at most where nothing else says it; raises OptionError for too few or too many."""
+    """Return T at most where nothing else says it; raises OptionError, FormError.
+
+    OptionError: fewer than sequences. FormError: more than the chip's operator takes.
+    """
     if model.target.is_host:
         return STEP_TOKENS
     usual = COMPOSED_STEP_TOKENS if is_composed(options, model.target) else STEP_TOKENS
@@ -44,7 +47,7 @@ def step_tokens(options: FormOptions, model: FormModel) -> int:
         wanted = max(usual, 2 * model.max_batch)
         return wanted if limit is None else min(wanted, limit)
     if limit is not None and given > limit:
-        raise OptionError(f"--max-batch-tokens {given}: {limit_rule(model.target, limit)}")
+        raise FormError(f"--max-batch-tokens {given}: {limit_rule(model.target, limit)}")
     if given < model.max_batch:
         raise OptionError(
             f"--max-batch-tokens {given}: must be at least --max-batch ({model.max_batch}), since "

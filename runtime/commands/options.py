@@ -165,6 +165,12 @@ def engine_settings(options: Mapping[str, Any], **defaults: Any) -> dict[str, An
         raise click.UsageError(
             "--num-pages and --kv-bytes both say how big the KV cache is: give one of them."
         )
+    batch, tokens = options.get("max_batch"), options.get("max_batch_tokens")
+    if batch is not None and tokens is not None and tokens < batch:
+        raise click.UsageError(
+            f"--max-batch-tokens {tokens}: must be at least --max-batch ({batch}), since every "
+            "sequence of a step has a token."
+        )
     return {**defaults, **_given(options, ENGINE_SETTINGS)}
 
 

@@ -214,6 +214,13 @@ def test_a_checkpoint_has_the_ledger_of_compile_model(tmp_path) -> None:
         (["plain", "--target", "host", "--page-size", "16"], 2, "--target, --page-size: decided"),
         (["config.json", "--kv-bytes", "1G"], 2, "--kv-bytes: an engine's"),
         (["plain", "--num-pages", "9", "--kv-bytes", "1G"], 2, "give one of them"),
+        (["plain", "--max-batch", "3", "--max-batch-tokens", "2"], 2, "at least --max-batch (3)"),
+        (["good.json", "--target", "host", "--max-batch-tokens", "2"], 2, "has no effect"),
+        (
+            ["good.json", "--target", "Ascend910B3", "--max-batch", "3", "--max-batch-tokens", "2"],
+            2,
+            "at least --max-batch (3)",
+        ),
         (["plain", "--max-batch", "9"], 1, "compiled for at most"),
         (["plain", "--kv-bytes", "10"], 1, "at least"),
         (["plain", "--mean-length", "9000"], 1, "at most"),
