@@ -37,7 +37,8 @@ def compile_plugin(folder: Path) -> Path:
         return library
     sources = [*compiled_files(), HOOKS]
     objects = {path: folder / f"{digest}-{os.getpid()}-{path.stem}.o" for path in sources}
-    flags = ["-std=c++17", "-O0", "-fPIC", "-Wall", "-Wextra", "-Werror"]
+    # hidden: each library keeps its own registry, though the headers define it inline
+    flags = ["-std=c++17", "-O0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
     flags += [f"-I{SOURCES}", f"-I{HEADERS}"]
 
     def compile_one(source: Path) -> None:
