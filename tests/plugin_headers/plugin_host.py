@@ -30,7 +30,7 @@ def compile_plugin(folder: Path) -> Path:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise FileNotFoundError("no C++ compiler")
-    files = sorted([*SOURCES.glob("*.[ch]*"), *HEADERS.rglob("*.h"), HOOKS])
+    files = sorted([*SOURCES.glob("*.[ch]*"), *HEADERS.rglob("*.h"), HOOKS, Path(__file__)])
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
     library = folder / f"{digest}.so"
     if library.is_file():

@@ -10,6 +10,7 @@ import gc
 import itertools
 import random
 import statistics
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,6 @@ def test_case_11_a_thousand_steps(artefacts, form, steps):
     assert aborted == steps // 20
     assert len(set(live)) == 1, "what lives during steps has a bound of its own"
     # A leak grows in every part of the run; what the process allocates once does not.
-    growth = [after - before for before, after in zip(resident, resident[1:])]
+    growth = [after - before for before, after in pairwise(resident)]
     assert statistics.median(growth) < 0.5, growth
     check_clean(acl)
