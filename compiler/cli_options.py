@@ -10,6 +10,7 @@ import click
 
 MAX_BATCH = 1 << 16  # beyond any device; keeps int32 lengths and tables far from their ends
 MAX_TOKENS = 1 << 20  # of one step
+MAX_GEARS = 256  # of any family; the target has its own limit
 MAX_COMPILE_JOBS = 32  # TE_PARALLEL_COMPILER
 DTYPES = ("float32", "bfloat16", "float16")
 LOG_LEVELS = ("debug", "info", "warning", "error", "null")
@@ -113,8 +114,8 @@ _OPTIONS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
         ("--max-batch",),
         {
             "type": click.IntRange(1, MAX_BATCH),
-            "help": "Most sequences in one step (default: 64; 4 on chips whose attention is "
-            "composed, 310P and 310B).",
+            "help": "Most sequences in one step (default: 64; 4 where attention is composed, on "
+            "310B).",
         },
     ),
     (
@@ -140,8 +141,26 @@ _OPTIONS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
         ("--max-batch-tokens",),
         {
             "type": click.IntRange(1, MAX_TOKENS),
-            "help": "Most tokens of a step that gears are planned for (default: 512; 128 where "
-            "attention is composed).",
+            "help": "Most tokens of a step that gears are planned for (default: 512; 256 on 310P; "
+            "128 where attention is composed).",
+        },
+    ),
+    (
+        _SHAPES,
+        ("--max-gears",),
+        {
+            "type": click.IntRange(2, MAX_GEARS),
+            "help": "Most gears that are planned (default: 4, as CANN advises; each takes its time "
+            "in ATC).",
+        },
+    ),
+    (
+        _SHAPES,
+        ("--gear-budget",),
+        {
+            "type": click.FloatRange(min=0, min_open=True),
+            "metavar": "MIB",
+            "help": "What gears may add to the OM, by estimate; fewer are planned if need be.",
         },
     ),
     (
@@ -150,7 +169,7 @@ _OPTIONS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
         {
             "is_flag": True,
             "help": "No gears: one model for any shape, launched by the host step by step "
-            "(slower; not on 310B).",
+            "(slower; not on 310B and 310P).",
         },
     ),
     (

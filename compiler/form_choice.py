@@ -14,8 +14,9 @@ most what its memory leaves beside everything else.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
-from .attention_form import step_limit
+from .attention_form import COMPOSED, FUSED, TOKENS, attention_form, step_limit
 from .form_options import (
     FormModel,
     FormOptions,
@@ -30,6 +31,11 @@ from .gear_list import PairList, PairRules, parse_pairs
 from .gear_planner import GearPlan, GearRequest, plan_gears, read_traffic
 from .host_forms import INPLACE, ROWS, HostForm
 from .target_records import Target
+
+MIB = 1 << 20
+_OPERATOR_BYTES = 2048
+_LAYER_OPERATORS = MappingProxyType({FUSED: 50, TOKENS: 85, COMPOSED: 165})
+_OTHER_OPERATORS = 16  # embedding, angles, head
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ def choose_form(options: FormOptions, model: FormModel, fit: bool = True) -> For
     if has_open_shapes(options, model.target):
         return FormChoice(form, model.max_batch)
     plan = planned_gears(options, model) if given is None else None
-    chosen = given or PairList(() if plan is None else plan.gears)
+    chosen = given or (PairList(()) if plan is None else PairList(plan.gears, plan.notes))
     form = replace(form, gears=chosen.pairs)
     model = replace(model, max_batch=batch_of(form, model))
     pages, about = choose_pages(options, model, form, fit)
@@ -65,9 +71,26 @@ def choose_form(options: FormOptions, model: FormModel, fit: bool = True) -> For
 
 def planned_gears(options: FormOptions, model: FormModel) -> GearPlan:
     """Return gears for recorded or usual steps; raises TrafficError, OptionError."""
-    request = GearRequest(model.max_batch, step_tokens(options, model), model.target.family.gears)
+    budget = options.gear_budget_mib
+    request = GearRequest(
+        model.max_batch,
+        step_tokens(options, model),
+        model.target.family.gears,
+        max_gears=options.max_gears,
+        size_budget_bytes=None if budget is None else int(budget * MIB),
+        bytes_per_gear=gear_bytes(model, attention_form(model.target, options.cache_write)),
+    )
     traffic = None if options.traffic is None else read_traffic(options.traffic, request)
     return plan_gears(request, traffic)
+
+
+def gear_bytes(model: FormModel, form: str) -> int:
+    """Return an estimate of what a gear adds to an OM: the graph's operators once more.
+
+    Weights are shared. GE's own writer took 0.9 to 1.0 KiB of MODEL_DEF an operator, in models of
+    two layers; tasks and kernel arguments, which no source here gives, are taken to be as much.
+    """
+    return _OPERATOR_BYTES * (_LAYER_OPERATORS[form] * model.config.num_layers + _OTHER_OPERATORS)
 
 
 def check_options(options: FormOptions, target: Target) -> PairList | None:

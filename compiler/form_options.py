@@ -27,6 +27,8 @@ class FormOptions:
     traffic: Path | None = None
     max_batch_tokens: int | None = None
     memory_gib: float | None = None
+    max_gears: int | None = None
+    gear_budget_mib: float | None = None
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,7 @@ def refuse_contradictions(options: FormOptions, target: Target) -> None:
             f"{' and '.join(named)} exclude each other: shapes are given (--gears), planned from "
             "recorded steps (--traffic), or left open (--input-shape-range)"
         )
-    if options.gears is not None and options.max_batch_tokens is not None:
-        raise OptionError(
-            f"--max-batch-tokens {options.max_batch_tokens} with --gears: it bounds the gears that "
-            "are planned, and these are given. Leave one of them out"
-        )
+    _refuse_bounds_without_a_plan(options)
     if options.num_pages is not None and has_open_shapes(options, target):
         why = "without --gears" if target.is_host else "with --input-shape-range"
         raise OptionError(
@@ -78,6 +76,26 @@ def refuse_contradictions(options: FormOptions, target: Target) -> None:
         )
     if options.input_shape_range:
         _refuse_open_steps(options, target)
+
+
+def _refuse_bounds_without_a_plan(options: FormOptions) -> None:
+    bounds = {
+        "--max-batch-tokens": options.max_batch_tokens,
+        "--max-gears": options.max_gears,
+        "--gear-budget": options.gear_budget_mib,
+    }
+    given = [f"{name} {value:g}" for name, value in bounds.items() if value is not None]
+    if options.gears is not None and given:
+        raise OptionError(
+            f"{' and '.join(given)} with --gears: bounds of the gears that are planned, and these "
+            "are given. Leave one of them out"
+        )
+    planned = [text for text in given if not text.startswith("--max-batch-tokens")]
+    if options.input_shape_range and planned:
+        raise OptionError(
+            f"{' and '.join(planned)} with --input-shape-range: there are no gears then. Leave "
+            "one of them out"
+        )
 
 
 def limit_rule(target: Target, limit: int) -> str:

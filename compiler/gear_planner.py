@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from ..runtime.number_text import counted, size_text
 from .gear_list import GearError
 from .target_records import GearLimits
 
@@ -164,13 +165,17 @@ def _count(request: GearRequest) -> tuple[int, list[str]]:
         if affordable < limits.minimum:
             raise GearError(
                 [
-                    f"a size budget of {request.size_budget_bytes} bytes pays for {affordable} "
-                    f"gear(s) of {request.bytes_per_gear} bytes, at least {limits.minimum} are "
-                    "needed. Raise the budget, or compile a static model."
+                    f"a budget of {size_text(request.size_budget_bytes)} pays for "
+                    f"{counted(affordable, 'gear')} of about {size_text(request.bytes_per_gear)}, "
+                    f"at least {limits.minimum} are needed. Raise the budget, or compile a static "
+                    "model (--gears with one pair)"
                 ]
             )
         if affordable < count:
-            notes.append(f"the size budget allows {affordable} gears instead of {count}")
+            notes.append(
+                f"the budget of {size_text(request.size_budget_bytes)} allows "
+                f"{counted(affordable, 'gear')} instead of {count}"
+            )
             count = affordable
     return count, notes
 

@@ -56,6 +56,8 @@ READERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "gears": _ARTEFACTS,
         "traffic": _CHIPS,
         "max_batch_tokens": _CHIPS,
+        "max_gears": _CHIPS,
+        "gear_budget": _CHIPS,
         "input_shape_range": _CHIPS,
         "num_pages": _ARTEFACTS,
         "cache_write": _ARTEFACTS,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..models.checkpoint import Checkpoint, open_checkpoint, read_config
 from ..models.config import ModelConfig
 from ..models.gguf_name import gguf_name
-from ..runtime.number_text import counted
+from ..runtime.number_text import counted, size_text
 from .atc_settings import DEFAULT_SETTINGS, AtcSettings, compiling_cann
 from .attention_form import COMPOSED, attention_form, describe_form
 from .cann_install import CannNotFoundError
@@ -61,6 +61,8 @@ class CompileOptions:
     traffic: Path | None = None
     max_batch_tokens: int | None = None
     memory: float | None = None  # GiB of the chip, None = as the target's record says
+    max_gears: int | None = None  # None = the advised number
+    gear_budget: float | None = None  # MiB of the OM for gears
     atc: AtcSettings = DEFAULT_SETTINGS
 
     @property
@@ -74,6 +76,8 @@ class CompileOptions:
             self.traffic,
             self.max_batch_tokens,
             self.memory,
+            self.max_gears,
+            self.gear_budget,
         )
 
 
@@ -154,6 +158,7 @@ class CompileRequest:
         if self.gear_plan is not None:
             plan = self.gear_plan
             shown.append(("expected padding", f"{plan.padding:.0%} of all tokens; {plan.traffic}"))
+            shown.append(("gears add", f"about {size_text(plan.extra_bytes)} to the OM"))
         if self.cann is not None:
             release = f"CANN {self.cann_release or 'of an unknown release'}"
             shown.append(("compiler", f"{release}, {self.cann.atc} ({self.cann.found_by})"))

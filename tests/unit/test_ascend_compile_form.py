@@ -157,6 +157,29 @@ def test_gears_from_traffic(config: ModelConfig, tmp_path: Path) -> None:
         decide(config, A2, traffic=path, gears="8,8;16,9")
 
 
+def test_gears_within_bounds(config: ModelConfig) -> None:
+    usual = decide(config, A2, max_batch=8)
+    assert usual.gear_plan is not None
+    assert ("gears add", "about 928.00 KiB to the OM") in usual.rows()  # 4 x 116 operators x 2 KiB
+    many = decide(config, A2, max_batch=8, max_gears=9)
+    assert len(many.form.gears) == 9
+    assert many.gear_plan is not None
+    assert many.gear_plan.padding < usual.gear_plan.padding
+    assert any("4 or fewer are advised" in note for note in many.warnings)
+    tight = decide(config, A2, max_batch=8, gear_budget=0.5)
+    assert len(tight.form.gears) == 2
+    assert any("allows 2 gears instead of 4" in note for note in tight.warnings)
+    with pytest.raises(GearError, match=r"a budget of 204\.80 KiB pays for 0 gears of about 232"):
+        decide(config, A2, gear_budget=0.2)
+    with pytest.raises(GearError, match="101 gears: must be 2 to 100"):
+        decide(config, A2, max_gears=101)
+    for given in ({"max_gears": 3}, {"gear_budget": 9.5}):
+        with pytest.raises(OptionError, match="with --gears: bounds of the gears that are"):
+            decide(config, A2, gears="8,8;64,9", **given)
+        with pytest.raises(OptionError, match="with --input-shape-range: there are no gears then"):
+            decide(config, A2, input_shape_range=True, **given)
+
+
 def test_ranges(config: ModelConfig) -> None:
     request = decide(config, A2, input_shape_range=True)
     assert (request.form.gears, request.form.num_pages) == ((), 0)

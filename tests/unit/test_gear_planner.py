@@ -146,8 +146,8 @@ def test_size_budget_reduces_the_number() -> None:
     plan = plan_gears(request(max_gears=4, size_budget_bytes=300, bytes_per_gear=100))
     assert len(plan.gears) == 3
     assert plan.extra_bytes == 300
-    assert plan.notes == ("the size budget allows 3 gears instead of 4",)
-    with pytest.raises(GearError, match=r"pays for 1 gear\(s\)"):
+    assert plan.notes == ("the budget of 300 B allows 3 gears instead of 4",)
+    with pytest.raises(GearError, match=r"pays for 1 gear of about"):
         plan_gears(request(size_budget_bytes=199, bytes_per_gear=100))
 
 
