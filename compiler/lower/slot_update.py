@@ -6,9 +6,9 @@
     key_pool [P*S,K,D] ─> SlotUpdate 0 ─┬─> SlotUpdate 1 ─> …
                                         └─> Reshape [P,S,K,D] ─> attention 0
 
-The graph's input has the shape that the in-place operator wants, so nothing stands between the two:
-GE's passes were not seen to look through a Reshape there (see stack-caches). One index a slot is
-the form of ScatterNdUpdate that public Ascend recipes run.
+The graph's input has the shape that the in-place operator wants, so nothing stands between the two
+(GE 9.0 keeps an update in place through a Reshape too; releases before 8.5 are not open). One index
+a slot is the form of ScatterNdUpdate that public Ascend recipes run.
 
 Precondition: P is a number, given here; caches are graph inputs or come from another KVUpdate.
 Postcondition: no KVUpdate is left; cache inputs have three dims. All nodes are rewritten or none.

@@ -13,8 +13,8 @@ model cannot have 2L cache inputs of four dims each (facts: pyacl 1.6). P is the
 Why a chain, and four dims: each pool input has one consumer, update 0. The updated pool of layer l
 has two readers, attention l and update l+1, and the second depends on the first through the hidden
 states; GE's InnerIdentityDeletePass keeps an in-place operator copy-free when all other readers
-are so ordered [inferred from its source, never run on a device]. A three-dim pool would put a
-Reshape between the input and the in-place operator, which that pass was not seen to look through.
+are so ordered [run with GE's own passes, never on a device: docs/design/lowerings.md]. Four dims
+are what ScatterPaKvCache wants; nothing has to stand between the input and it.
 
 Precondition: every layer has the exported form and equal sizes. Postcondition: inputs key_pool and
 value_pool stand where the caches stood. All layers are rewritten or none.
