@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,12 @@ from types import ModuleType
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_configure() -> None:
+    """A shell starts background jobs with SIGINT ignored, and children inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
