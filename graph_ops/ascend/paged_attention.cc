@@ -13,6 +13,7 @@
 // Causality is sparse mode 3, aligned to the end of each sequence; a window is mode 4 with
 // window - 1 tokens before the row and none after. Both want the compressed mask above, whatever
 // the lengths are.
+#include "attention_heads.h"
 #include "onnx_node.h"
 #include "subgraph.h"
 
@@ -22,34 +23,18 @@ constexpr char kOrigin[] = "pagedom::1::PagedAttention";
 constexpr int64_t kMaskSize = 2048;
 constexpr int64_t kCausal = 3;
 constexpr int64_t kBand = 4;
-constexpr int64_t kMostKvWidth = 65535;  // K*D of a BnBsH cache (aclnnFusedInferAttentionScoreV4)
 constexpr int64_t kAllTokens = 2147483647;
 
 domi::Status Parse(const ge::Operator& source, ge::Operator& target) {
   pagedom::OnnxNode node(source, kOrigin);
   pagedom::BecomeSubgraph(kOrigin, 6, 1, &target);
-  const int64_t heads = node.Int("num_heads", 1);
-  const int64_t kv_heads = node.Int("num_key_value_heads", 1);
-  const int64_t head_dim = node.Int("head_dim", 1);
+  (void)pagedom::ParseAttentionHeads(&node, &target);
   const int64_t window = node.IntOr("window", -1, -1);
-  if (node.ok() && heads % kv_heads != 0) {
-    node.Refuse("attribute 'num_heads' is " + std::to_string(heads) +
-                ", must be a multiple of num_key_value_heads " + std::to_string(kv_heads));
-  }
-  if (node.ok() && kv_heads * head_dim > kMostKvWidth) {
-    node.Refuse("num_key_value_heads " + std::to_string(kv_heads) + " * head_dim " +
-                std::to_string(head_dim) + " exceeds 65535, the most that a BnBsH cache may have");
-  }
   if (window == 0) {
     node.Refuse("attribute 'window' is 0, must be -1 (all tokens) or at least 1");
   }
   node.RefuseNonZero("softcap", "FusedInferAttentionScore has no such attribute");
-  target.SetAttr("num_heads", heads);
-  target.SetAttr("num_key_value_heads", kv_heads);
-  target.SetAttr("head_dim", head_dim);
-  target.SetAttr("block_size", node.Int("block_size", 1));
   target.SetAttr("window", window);
-  target.SetAttr("scale", node.PositiveFloat("scale"));
   return node.status();
 }
 

@@ -9,43 +9,28 @@
 // Each token is a sequence of one query token, so no mask is needed. Input 4 is value-dependent for
 // the operator's tiling: nothing stands between it and the graph's input
 // (compiler/lower/token_attention.py made it so).
+#include "attention_heads.h"
 #include "onnx_node.h"
 #include "subgraph.h"
 
 namespace {
 
 constexpr char kOrigin[] = "pagedom::1::TokenAttention";
-constexpr int64_t kMostKvWidth = 65535;  // K*D of a BnBsH cache (aclnnFusedInferAttentionScoreV4)
 constexpr int64_t kMostHeadDim = 128;    // on 310P with grouped heads (the operator's tiling check)
 constexpr int64_t kMostGroup = 32;       // query heads a key/value head, likewise
 
 domi::Status Parse(const ge::Operator& source, ge::Operator& target) {
   pagedom::OnnxNode node(source, kOrigin);
   pagedom::BecomeSubgraph(kOrigin, 5, 1, &target);
-  const int64_t heads = node.Int("num_heads", 1);
-  const int64_t kv_heads = node.Int("num_key_value_heads", 1);
-  const int64_t head_dim = node.Int("head_dim", 1);
-  if (node.ok() && heads % kv_heads != 0) {
-    node.Refuse("attribute 'num_heads' is " + std::to_string(heads) +
-                ", must be a multiple of num_key_value_heads " + std::to_string(kv_heads));
+  const pagedom::AttentionHeads heads = pagedom::ParseAttentionHeads(&node, &target);
+  if (node.ok() && heads.query / heads.kv > kMostGroup) {
+    node.Refuse("num_heads " + std::to_string(heads.query) + " over num_key_value_heads " +
+                std::to_string(heads.kv) + ": IncreFlashAttention takes at most 32 a head");
   }
-  if (node.ok() && heads / kv_heads > kMostGroup) {
-    node.Refuse("num_heads " + std::to_string(heads) + " over num_key_value_heads " +
-                std::to_string(kv_heads) + ": IncreFlashAttention takes at most 32 a head");
-  }
-  if (node.ok() && (head_dim > kMostHeadDim || head_dim % 16 != 0)) {
-    node.Refuse("head_dim " + std::to_string(head_dim) +
+  if (node.ok() && (heads.dim > kMostHeadDim || heads.dim % 16 != 0)) {
+    node.Refuse("head_dim " + std::to_string(heads.dim) +
                 " must be a multiple of 16, at most 128, for IncreFlashAttention");
   }
-  if (node.ok() && kv_heads * head_dim > kMostKvWidth) {
-    node.Refuse("num_key_value_heads " + std::to_string(kv_heads) + " * head_dim " +
-                std::to_string(head_dim) + " exceeds 65535, the most that a BnBsH cache may have");
-  }
-  target.SetAttr("num_heads", heads);
-  target.SetAttr("num_key_value_heads", kv_heads);
-  target.SetAttr("head_dim", head_dim);
-  target.SetAttr("block_size", node.Int("block_size", 1));
-  target.SetAttr("scale", node.PositiveFloat("scale"));
   return node.status();
 }
 
