@@ -109,6 +109,7 @@ def memory_facts(config: ModelConfig, request: PlanRequest) -> MemoryFacts:
     kv_dtype = _known(request.kv_dtype or request.dtype)
     tokens, seqs = _largest_step(request)
     pages_full = request.max_batch * pages_of(request.max_seq_len, request.page_size)
+    width = request.target.table_width(request.max_seq_len, request.page_size, request.is_composed)
     memory, source = _memory(request)
     return MemoryFacts(
         model=config.name,
@@ -124,7 +125,7 @@ def memory_facts(config: ModelConfig, request: PlanRequest) -> MemoryFacts:
         max_seq_len=request.max_seq_len,
         max_batch=request.max_batch,
         pages=_pages(request, pages_full),
-        limits=BatchLimits(tokens, seqs, table_width(request), request.page_size),
+        limits=BatchLimits(tokens, seqs, width, request.page_size),
         outputs=_outputs(config, kv_dtype, request.is_composed),
         mean_len=_mean_len(request),
         activations_per_token=activation_bytes(config, request.dtype),
@@ -153,12 +154,6 @@ def activation_bytes(config: ModelConfig, dtype: str) -> int:
     attention = 2 * hidden + 2 * query + 2 * config.num_kv_heads * config.head_dim
     mlp = 2 * hidden + 3 * config.intermediate_size
     return max(attention, mlp) * dtype_row(dtype).itemsize
-
-
-def table_width(request: PlanRequest) -> int:
-    """Return M: pages of a full sequence; rows of a fused table are aligned as the target wants."""
-    align = 1 if request.is_composed else request.target.family.table_align
-    return -(-pages_of(request.max_seq_len, request.page_size) // align) * align
 
 
 def _known(name: str) -> str:

@@ -109,7 +109,7 @@ class CompileRequest:
     def table_width(self) -> int:
         """M: pages of one sequence at most, rounded up to what the target wants."""
         fixed = self.form.table_width
-        return fixed or table_width(self.target, self.max_seq_len, self.page_size)
+        return fixed or self.target.table_width(self.max_seq_len, self.page_size)
 
     @property
     def form_model(self) -> FormModel:
@@ -224,7 +224,7 @@ def resolve_for(options: CompileOptions, config: ModelConfig, plan: bool = False
     combination = Combination(target, config, dtype, page_size, max_batch, wanted)
     require_combination(combination)
     form = attention_form(target, options.cache_write)
-    width = table_width(target, max_seq_len, page_size, form == COMPOSED)
+    width = target.table_width(max_seq_len, page_size, form == COMPOSED)
     model = FormModel(target, config, dtype, page_size, max_seq_len, max_batch, width)
     choice = _form(options, model, fit=not plan)
     return CompileRequest(
@@ -288,13 +288,6 @@ def _form(options: CompileOptions, model: FormModel, fit: bool) -> FormChoice:
     if options.emit == "onnx":
         return FormChoice(replace(PLAIN, table_width=model.table_width), model.max_batch)
     return choose_form(options.form, model, fit)
-
-
-def table_width(target: Target, max_seq_len: int, page_size: int, composed: bool = False) -> int:
-    """Return M: pages of one sequence at most, rounded up to what the target's operator wants."""
-    pages = -(-max_seq_len // page_size)
-    align = 1 if composed else target.family.table_align
-    return -(-pages // align) * align
 
 
 def _choice(

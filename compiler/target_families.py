@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..runtime.block_table import ROW_ALIGNMENT
 from .target_records import (
     ATC_SHAPES,
     FIA_DOC,
@@ -139,7 +140,7 @@ ASCEND_910B = Family(
     gears=_gears(100),
     features=_features(True, True, "8.1", "", _ANY_PLUGIN),
     default_page_size=128,
-    table_align=32,
+    table_align=ROW_ALIGNMENT,
 )
 ASCEND_910_93 = Family(
     name="Ascend910_93",
@@ -154,7 +155,7 @@ ASCEND_910_93 = Family(
     gears=_gears(100),
     features=_features(True, True, "8.1", "9.0.0", _PLUGIN_A2),
     default_page_size=128,
-    table_align=32,
+    table_align=ROW_ALIGNMENT,
 )
 ASCEND_950 = Family(
     name="Ascend950",
@@ -171,7 +172,7 @@ ASCEND_950 = Family(
         True, True, "9.1.0", "9.1.0", "custom-op sample of asc-devkit: 950 from CANN 9.1.0"
     ),
     default_page_size=128,
-    table_align=32,
+    table_align=ROW_ALIGNMENT,
 )
 ASCEND_310P = Family(
     name="Ascend310P",
@@ -186,7 +187,7 @@ ASCEND_310P = Family(
     gears=_gears(100),
     features=_features(True, True, "8.1", "", _ANY_PLUGIN),
     default_page_size=128,
-    table_align=32,
+    table_align=ROW_ALIGNMENT,
 )
 ASCEND_310B = Family(
     name="Ascend310B",
@@ -201,7 +202,7 @@ ASCEND_310B = Family(
     gears=_gears(100),
     features=_features(False, False, "", "", _ANY_PLUGIN),
     default_page_size=128,
-    table_align=32,
+    table_align=ROW_ALIGNMENT,
 )
 HOST = Family(
     name="host",

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..runtime.block_table import table_width
+
 OPT = "platform_config of CANN 8.1.RC1"  # data/platform_config/<SoC>.ini of an installed toolkit
 FIA_DOC = "op doc V4, FusedInferAttentionScore"
 FIA_TILING = "tiling of CANN 9.1, FusedInferAttentionScore"
@@ -139,3 +141,8 @@ class Target:
     def is_host(self) -> bool:
         """Whether this is the embedded target that runs on a CPU."""
         return self.family.name == "host"
+
+    def table_width(self, max_seq_len: int, page_size: int, composed: bool = False) -> int:
+        """Return M: pages of one sequence at most, rounded up to what the operator wants."""
+        align = 1 if composed else self.family.table_align
+        return table_width(max_seq_len, page_size, align)

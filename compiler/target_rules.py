@@ -257,9 +257,8 @@ def _table_tokens(combination: Combination) -> int:
     The row is as wide as the target aligns it, so it may hold more than max_seq_len.
     """
     page_size = max(combination.page_size, 1)  # a wrong one has a rule of its own
-    pages = -(-(combination.options.max_seq_len or 0) // page_size)
-    align = combination.target.family.table_align
-    return -(-pages // align) * align * page_size
+    width = combination.target.table_width(combination.options.max_seq_len or 0, page_size)
+    return width * page_size
 
 
 def _at_most(name: str, limit: Limit, given: int, noun: str, advice: str, where: str) -> Rule:

@@ -12,15 +12,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .page_pool import NULL_PAGE, PageIds
+from .page_pool import NULL_PAGE, PageIds, pages_for
 
 ROW_ALIGNMENT = 32  # int32 elements: 128 bytes, one burst of the Ascend cores
 
 
-def table_width(max_seq_len: int, page_size: int, aligned: bool = False) -> int:
-    """Return M, the most pages of one sequence, rounded up to ROW_ALIGNMENT when `aligned`."""
-    width = -(-max_seq_len // page_size)
-    return -(-width // ROW_ALIGNMENT) * ROW_ALIGNMENT if aligned else width
+def table_width(max_seq_len: int, page_size: int, align: int = 1) -> int:
+    """Return M, the most pages of one sequence, rounded up to a multiple of `align`."""
+    return -(-pages_for(max_seq_len, page_size) // align) * align
 
 
 class BlockTable:

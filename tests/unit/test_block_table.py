@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagedom.runtime.block_table import BlockTable, table_width
+from pagedom.runtime.block_table import ROW_ALIGNMENT, BlockTable, table_width
 
 
 def fill(table: BlockTable, row: int, *pages: int) -> None:
@@ -19,7 +19,7 @@ def fill(table: BlockTable, row: int, *pages: int) -> None:
     [(64, 4, False, 16), (65, 4, False, 17), (65, 4, True, 32)],
 )
 def test_width(tokens, size, aligned, width):
-    assert table_width(tokens, size, aligned) == width
+    assert table_width(tokens, size, ROW_ALIGNMENT if aligned else 1) == width
 
 
 def test_append_clear_and_pages():
