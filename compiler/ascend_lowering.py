@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ..runtime.packed_batch import step_symbols
 from .atc_shapes import fix_symbols, input_shape_option
 from .attention_form import COMPOSED, TOKENS, attention_form
 from .gear_list import GearList, dims_problem, dynamic_symbols, expand_gear, parse_gears
@@ -86,7 +87,6 @@ def lower_for_atc(model: ir.Model, target: Target, options: AtcLowering) -> AtcG
     Raises PassError naming the pass and the place where the model does not fit, GearError.
     """
     form = attention_form(target, options.cache_write)
-    by_slots = form != COMPOSED and writes_by_slot(target, options.cann)
     results = run_onnx_passes(model, form_passes(form, target, options))
     for name in _WHOLE & results.keys():
         require_all(name, results[name])
@@ -96,7 +96,7 @@ def lower_for_atc(model: ir.Model, target: Target, options: AtcLowering) -> AtcG
         fixed["P"] = options.num_pages
     if len(options.gears) == 1:
         tokens, seqs = options.gears[0]
-        fixed |= {"T": tokens, "B": seqs, "B+1": seqs + 1, "R": seqs}
+        fixed |= step_symbols(tokens, seqs, seqs)
     shapes = fix_symbols(_shapes(model.graph.inputs), fixed)
     gears = _gears(shapes, options, target) if len(options.gears) > 1 else None
     tiling = form != COMPOSED and bool(options.gears) and _has_tiling(target)
@@ -108,7 +108,7 @@ def lower_for_atc(model: ir.Model, target: Target, options: AtcLowering) -> AtcG
         {str(value.name): dtype_name(value) for value in values},
         gears,
         form,
-        0 if by_slots else -1,  # ScatterNdUpdate knows no negative index
+        0 if SlotUpdate.name in results else -1,  # ScatterNdUpdate knows no negative index
         tiling,
         results,
     )

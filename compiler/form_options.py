@@ -79,18 +79,15 @@ def refuse_contradictions(options: FormOptions, target: Target) -> None:
 
 
 def _refuse_bounds_without_a_plan(options: FormOptions) -> None:
-    bounds = {
-        "--max-batch-tokens": options.max_batch_tokens,
-        "--max-gears": options.max_gears,
-        "--gear-budget": options.gear_budget_mib,
-    }
-    given = [f"{name} {value:g}" for name, value in bounds.items() if value is not None]
+    bounds = {"--max-gears": options.max_gears, "--gear-budget": options.gear_budget_mib}
+    planned = [f"{name} {value:g}" for name, value in bounds.items() if value is not None]
+    tokens = options.max_batch_tokens  # open shapes have a largest step too
+    given = [*([] if tokens is None else [f"--max-batch-tokens {tokens}"]), *planned]
     if options.gears is not None and given:
         raise OptionError(
             f"{' and '.join(given)} with --gears: bounds of the gears that are planned, and these "
             "are given. Leave one of them out"
         )
-    planned = [text for text in given if not text.startswith("--max-batch-tokens")]
     if options.input_shape_range and planned:
         raise OptionError(
             f"{' and '.join(planned)} with --input-shape-range: there are no gears then. Leave "

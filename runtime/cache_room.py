@@ -14,7 +14,7 @@ from .number_text import counted, size_text
 from .page_pool import pages_for
 
 HUGE_PAGE_BYTES = 2 << 20  # an NPU allocates more than 1 MB in such pages (RT FAQ, HUGE_FIRST)
-NULL_PAGE = 1
+NULL_PAGES = 1
 
 _log = logging.getLogger(__name__)
 
@@ -86,4 +86,4 @@ class CacheRoom:
 
 def least_pages(spec: KvCacheSpec, max_seq_len: int) -> int:
     """Return the pages with which one sequence of full length can run."""
-    return NULL_PAGE + pages_for(max_seq_len, spec.page_size)
+    return NULL_PAGES + pages_for(max_seq_len, spec.page_size)
