@@ -52,40 +52,27 @@ ge::Operator CausalMask(pagedom::Subgraph* sub) {
 void SetAttributes(pagedom::Subgraph* sub, ge::Operator* attention) {
   const int64_t window = sub->Int("window");
   const bool banded = window > 0;
-  attention->SetAttr("num_heads", sub->Int("num_heads"));
-  attention->SetAttr("num_key_value_heads", sub->Int("num_key_value_heads"));
   attention->SetAttr("scale", sub->Float("scale"));
   attention->SetAttr("input_layout", "TND");
   attention->SetAttr("sparse_mode", banded ? kBand : kCausal);
   attention->SetAttr("pre_tokens", banded ? window - 1 : kAllTokens);
   attention->SetAttr("next_tokens", banded ? static_cast<int64_t>(0) : kAllTokens);
-  attention->SetAttr("block_size", sub->Int("block_size"));
   attention->SetAttr("inner_precise", static_cast<int64_t>(0));  // the only one for grouped heads
 }
 
 domi::Status Expand(const ge::Operator& op, ge::Graph& graph) {
   pagedom::Subgraph sub(op, kOrigin);
-  const std::vector<int64_t> pages{-1, sub.Int("block_size"),
-                                   sub.Int("num_key_value_heads") * sub.Int("head_dim")};
   const ge::Operator query = sub.Input("query");
   const ge::Operator key_cache = sub.Input("key_cache");
   const ge::Operator value_cache = sub.Input("value_cache");
   const ge::Operator block_table = sub.Input("block_table");
   const ge::Operator ends = sub.Input("seq_ends");
   const ge::Operator lens = sub.Input("kv_lens");
-  const ge::Operator key = sub.Reshape("key_pages", key_cache, 0, pages);
-  const ge::Operator value = sub.Reshape("value_pages", value_cache, 0, pages);
   const ge::Operator mask = CausalMask(&sub);
-  ge::Operator attention = sub.Make("attention", "FusedInferAttentionScore");
+  ge::Operator attention =
+      pagedom::MakeAttention(&sub, "FusedInferAttentionScore", query, key_cache, value_cache);
   if (!attention.IsEmpty()) {
-    // By index: key and value are lists in front of optional inputs, and a plain registration
-    // would put them behind all of those.
-    attention.DynamicInputRegisterByIndex("key", 1, 1);
-    attention.DynamicInputRegisterByIndex("value", 1, 2);
-    attention.SetInput("query", query)
-        .SetInput("key", 0U, key)
-        .SetInput("value", 0U, value)
-        .SetInput("atten_mask", mask)
+    attention.SetInput("atten_mask", mask)
         .SetInput("actual_seq_lengths", ends)
         .SetInput("actual_seq_lengths_kv", lens)
         .SetInput("block_table", block_table);

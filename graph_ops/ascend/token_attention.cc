@@ -35,11 +35,8 @@ domi::Status Parse(const ge::Operator& source, ge::Operator& target) {
 }
 
 void SetAttributes(pagedom::Subgraph* sub, ge::Operator* attention) {
-  attention->SetAttr("num_heads", sub->Int("num_heads"));
-  attention->SetAttr("num_key_value_heads", sub->Int("num_key_value_heads"));
   attention->SetAttr("scale_value", sub->Float("scale"));
   attention->SetAttr("input_layout", "BSH");  // with pages and grouped heads: BSH or BSND
-  attention->SetAttr("block_size", sub->Int("block_size"));
   attention->SetAttr("inner_precise", static_cast<int64_t>(1));
 }
 
@@ -47,27 +44,16 @@ domi::Status Expand(const ge::Operator& op, ge::Graph& graph) {
   pagedom::Subgraph sub(op, kOrigin);
   const int64_t heads = sub.Int("num_heads");
   const int64_t head_dim = sub.Int("head_dim");
-  const std::vector<int64_t> pages{-1, sub.Int("block_size"),
-                                   sub.Int("num_key_value_heads") * head_dim};
   const ge::Operator query = sub.Input("query");
   const ge::Operator key_cache = sub.Input("key_cache");
   const ge::Operator value_cache = sub.Input("value_cache");
   const ge::Operator tables = sub.Input("token_tables");
   const ge::Operator lens = sub.Input("token_lens");
   const ge::Operator rows = sub.Reshape("query_rows", query, 0, {-1, 1, heads * head_dim});
-  const ge::Operator key = sub.Reshape("key_pages", key_cache, 0, pages);
-  const ge::Operator value = sub.Reshape("value_pages", value_cache, 0, pages);
-  ge::Operator attention = sub.Make("attention", "IncreFlashAttention");
+  ge::Operator attention =
+      pagedom::MakeAttention(&sub, "IncreFlashAttention", rows, key_cache, value_cache);
   if (!attention.IsEmpty()) {
-    // By index: key and value are lists in front of optional inputs, and a plain registration
-    // would put them behind all of those.
-    attention.DynamicInputRegisterByIndex("key", 1, 1);
-    attention.DynamicInputRegisterByIndex("value", 1, 2);
-    attention.SetInput("query", rows)
-        .SetInput("key", 0U, key)
-        .SetInput("value", 0U, value)
-        .SetInput("actual_seq_lengths", lens)
-        .SetInput("block_table", tables);
+    attention.SetInput("actual_seq_lengths", lens).SetInput("block_table", tables);
     SetAttributes(&sub, &attention);
   }
   const ge::Operator out = sub.Reshape("heads", attention, 0, {-1, heads, head_dim});
